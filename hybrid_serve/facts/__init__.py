@@ -1,0 +1,1 @@
+"""What is known before a weight is read: models, devices, engine capabilities."""

@@ -1,0 +1,49 @@
+"""What each vLLM release does with a KV cache: differences between versions are data, not branches."""
+
+from dataclasses import dataclass
+
+DEFAULT_VLLM = "0.29.0"
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineCapabilities:
+    """One vLLM release. Each field's source is a file of that release.
+
+    Attributes:
+        version: the release.
+        cuda_kernel_block: FlashAttention's smallest kernel block in tokens
+            (v1/attention/backends/flash_attn.py).
+        cuda_default_block: block size where the user sets none (config/cache.py).
+        cpu_kernel_block: the CPU backend's (v1/attention/backends/cpu_attn.py).
+        cpu_default_block: platforms/cpu.py, check_and_update_config.
+        pads_attention_pages: attention pages that do not divide the largest page are padded; without it
+            grouping asserts (v1/core/kv_cache_utils.py, unify_kv_cache_spec_page_size).
+        block_outermost: layouts with blocks outermost exist (v1/kv_cache_layout.py).
+        cpu_drafter_in_one_group: the CPU's V1 model runner wants all of a drafter's layers in one group
+            (v1/spec_decode/llm_base_proposer.py, validate_same_kv_cache_group).
+    """
+
+    version: str
+    cuda_kernel_block: int = 16
+    cuda_default_block: int = 16
+    cpu_kernel_block: int = 32
+    cpu_default_block: int = 128
+    pads_attention_pages: bool = True
+    block_outermost: bool = True
+    cpu_drafter_in_one_group: bool = True
+
+
+CAPABILITIES: dict[str, EngineCapabilities] = {"0.29.0": EngineCapabilities(version="0.29.0")}
+
+
+def capabilities(version: str) -> EngineCapabilities:
+    """The capabilities of a vLLM release.
+
+    Raises:
+        ValueError: the release is not known; the message lists those that are.
+    """
+    try:
+        return CAPABILITIES[version]
+    except KeyError:
+        known = ", ".join(sorted(CAPABILITIES))
+        raise ValueError(f"vLLM {version} is not supported: supported are {known}") from None
