@@ -25,6 +25,8 @@ class GroupPlan:
         content_bytes: of one layer in one block that hold something.
         window: of sliding layers; None otherwise.
         blocks_per_request: blocks that one request of max_model_len holds.
+        uneven_bytes: bytes of a block beyond layers * page_size_bytes, where stock vLLM packs layers of unlike
+            pages into one group and reports the first layer's.
     """
 
     owner: Owner
@@ -36,10 +38,16 @@ class GroupPlan:
     content_bytes: int
     blocks_per_request: int
     window: int | None = None
+    uneven_bytes: int = 0
+
+    @property
+    def bytes_in_block(self) -> int:
+        """Bytes of all layers' pages in one block."""
+        return self.layers * self.page_size_bytes + self.uneven_bytes
 
     def padding_bytes(self, block_bytes: int) -> int:
-        """Bytes of one block of this group that hold nothing: block_bytes - layers * content_bytes."""
-        return block_bytes - self.layers * self.content_bytes
+        """Bytes of one block of this group that hold nothing."""
+        return block_bytes - self.layers * self.content_bytes - self.uneven_bytes
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,0 +1,70 @@
+"""`best()`: the plan that needs fewest bytes for the stated workload, weighed against its group count."""
+
+from dataclasses import replace
+
+from hybrid_serve.plan.build import fits, largest_context
+from hybrid_serve.plan.inputs import PlanInputs
+from hybrid_serve.plan.kv_plan import KVPlan
+from hybrid_serve.plan.refusals import refusal, too_little_memory
+from hybrid_serve.plan.search import packed_plan, score, uniform_plan
+from hybrid_serve.plan.stock import stock
+from hybrid_serve.plan.verdict import Fits, Impossible, NeedsPatch, Verdict
+
+PACKED_LAYOUT = "BLNHC"
+
+
+def best(inputs: PlanInputs) -> Verdict:
+    """The best plan of the families that the device and the layout allow; stock's own where nothing beats it.
+
+    Uniform pages everywhere; packed blocks on CUDA with FlashAttention and `VLLM_KV_CACHE_LAYOUT=BLNHC`
+    (the CPU backend has no block-outermost layout). Never worse than stock by `score`.
+    """
+    if (refused := refusal(inputs)) is not None:
+        return refused
+    unaided = stock(inputs)
+    found = [plan for plan in _families(inputs) if fits(plan, inputs, inputs.settings.max_model_len)]
+    if isinstance(unaided, Fits):
+        better = [plan for plan in found if score(plan, inputs) < score(unaided.plan, inputs)]
+        if not better:
+            return Fits(plan=replace(unaided.plan, policy="best"))
+        found = better
+    if not found:
+        return _impossible(inputs, unaided)
+    chosen = min(found, key=lambda plan: score(plan, inputs))
+    return NeedsPatch(plan=chosen, reason=_reason(chosen, unaided), remedy=_remedy(chosen))
+
+
+def _families(inputs: PlanInputs) -> list[KVPlan]:
+    """The best plan of each family that is allowed here."""
+    layout = inputs.settings.kv_cache_layout
+    packable = inputs.device == "cuda" and inputs.capabilities.block_outermost and layout in (None, PACKED_LAYOUT)
+    uniform = None if layout is not None and layout.startswith("B") else uniform_plan(inputs, layout=layout)
+    packed = packed_plan(inputs, layout=PACKED_LAYOUT) if packable else None
+    return [plan for plan in (uniform, packed) if plan is not None]
+
+
+def _impossible(inputs: PlanInputs, unaided: Verdict) -> Impossible:
+    """Memory is too small: the largest context over the plans of all families."""
+    options = _families(inputs)
+    if not options:
+        return unaided if isinstance(unaided, Impossible) else too_little_memory(unaided.plan, inputs, 0)
+    roomiest = max(options, key=lambda plan: largest_context(plan, inputs))
+    return too_little_memory(roomiest, inputs, largest_context(roomiest, inputs))
+
+
+def _reason(chosen: KVPlan, unaided: Verdict) -> str:
+    if isinstance(unaided, Impossible):
+        return f"stock vLLM {chosen.vllm} does not start: {unaided.reason}"
+    stock_plan = unaided.plan
+    gain = chosen.kv_tokens / stock_plan.kv_tokens - 1 if stock_plan.kv_tokens else 0.0
+    return (
+        f"stock vLLM {chosen.vllm} needs {stock_plan.request_bytes:,} bytes for a request of "
+        f"{chosen.max_model_len:,} tokens ({len(stock_plan.groups)} groups, blocks of {stock_plan.block_bytes:,}); "
+        f"this plan needs {chosen.request_bytes:,} ({len(chosen.groups)} groups, blocks of {chosen.block_bytes:,}): "
+        f"{gain:+.0%} tokens"
+    )
+
+
+def _remedy(chosen: KVPlan) -> str:
+    layout = f" and VLLM_KV_CACHE_LAYOUT={chosen.kv_cache_layout}" if chosen.pages == "packed" else ""
+    return f"run vLLM with the hybrid_serve plugin (--additional-config '{{\"hybrid_serve\": {{\"plan\": \"auto\"}}}}'){layout}"

@@ -1,0 +1,102 @@
+"""Layer buckets in bytes: one GPU's share of each bucket, after tensor parallelism and dtypes.
+
+All sizes are integers in bytes. Formulas: vLLM 0.29.0, `v1/kv_cache_interface.py` (AttentionSpec, MambaSpec) and
+`model_executor/layers/mamba/mamba_utils.py` (state shapes of GDN and mamba2).
+"""
+
+from dataclasses import dataclass
+
+from hybrid_serve.facts.layers import DTYPE_BYTES, AttentionKind, AttentionLayers, Dtype, MambaLayers
+from hybrid_serve.plan.inputs import KVDtype, PlanInputs
+from hybrid_serve.plan.kv_plan import Owner
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttentionBucket:
+    """Attention layers that share one KV cache spec.
+
+    Attributes:
+        index: position among all buckets, the target's first.
+        bytes_per_token: K and V of one token in one layer on one GPU.
+        shape: (KV heads on one GPU, head_dim, dtype); vLLM merges full-attention layers of equal shape.
+    """
+
+    owner: Owner
+    index: int
+    kind: AttentionKind
+    layers: int
+    bytes_per_token: int
+    shape: tuple[int, int, Dtype]
+    window: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class MambaBucket:
+    """Linear-attention layers that share one state shape; `state_bytes` of one layer on one GPU."""
+
+    owner: Owner
+    index: int
+    layers: int
+    state_bytes: int
+
+
+Bucket = AttentionBucket | MambaBucket
+
+
+def bytes_per_token(layers: AttentionLayers, *, tensor_parallel_size: int, dtype: Dtype) -> int:
+    """2 * max(1, kv_heads / tp) * head_dim * dtype_bytes: 2048 for 2 heads of 256 in bf16."""
+    return 2 * max(1, layers.kv_heads // tensor_parallel_size) * layers.head_dim * DTYPE_BYTES[dtype]
+
+
+def state_bytes(layers: MambaLayers, *, tensor_parallel_size: int, num_speculative_tokens: int) -> int:
+    """Convolution and recurrent state of one layer on one GPU.
+
+    The convolution keeps conv_kernel - 1 + K columns of 2 * k_heads * k_dim + v_heads * v_dim channels
+    (mamba2: the same with groups for k_heads); the recurrent state is v_heads * v_dim * k_dim.
+    Qwen3.5-35B-A3B at K = 8: 8192 * 11 * 2 + 32 * 128 * 128 * 4 = 2,277,376.
+    """
+    channels = 2 * layers.num_k_heads * layers.head_k_dim + layers.num_v_heads * layers.head_v_dim
+    columns = layers.conv_kernel - 1 + num_speculative_tokens
+    conv = channels // tensor_parallel_size * columns * DTYPE_BYTES[layers.conv_dtype]
+    heads = layers.num_v_heads // tensor_parallel_size
+    return conv + heads * layers.head_v_dim * layers.head_k_dim * DTYPE_BYTES[layers.ssm_dtype]
+
+
+def buckets_of(inputs: PlanInputs) -> tuple[Bucket, ...]:
+    """All buckets of one GPU: the target's in their order, then the drafter's."""
+    settings = inputs.settings
+    found: list[Bucket] = []
+    sides: list[tuple[Owner, tuple[AttentionLayers | MambaLayers, ...], Dtype]] = [
+        ("target", inputs.target.buckets, _resolve(settings.kv_dtype, inputs.target_dtype))
+    ]
+    if inputs.drafter is not None:
+        drafter_dtype = _resolve(settings.draft_kv_dtype, inputs.drafter_dtype)
+        sides.append(("drafter", inputs.drafter.buckets, drafter_dtype))
+    for owner, layer_buckets, dtype in sides:
+        for layers in layer_buckets:
+            found.append(_bucket(layers, owner=owner, index=len(found), dtype=dtype, inputs=inputs))
+    return tuple(found)
+
+
+def _resolve(asked: KVDtype, model: Dtype) -> Dtype:
+    return model if asked == "auto" else asked
+
+
+def _bucket(
+    layers: AttentionLayers | MambaLayers, *, owner: Owner, index: int, dtype: Dtype, inputs: PlanInputs
+) -> Bucket:
+    tp = inputs.settings.tensor_parallel_size
+    if isinstance(layers, MambaLayers):
+        size = state_bytes(
+            layers, tensor_parallel_size=tp, num_speculative_tokens=inputs.settings.num_speculative_tokens
+        )
+        return MambaBucket(owner=owner, index=index, layers=layers.count, state_bytes=size)
+    return AttentionBucket(
+        owner=owner,
+        index=index,
+        kind=layers.kind,
+        layers=layers.count,
+        bytes_per_token=bytes_per_token(layers, tensor_parallel_size=tp, dtype=dtype),
+        shape=(max(1, layers.kv_heads // tp), layers.head_dim, dtype),
+        window=layers.window,
+    )

@@ -1,0 +1,86 @@
+"""From groups to a finished KV plan: block bytes, blocks, and the check that one request fits."""
+
+from collections.abc import Sequence
+
+from hybrid_serve.plan.buckets import AttentionBucket, MambaBucket
+from hybrid_serve.plan.capacity import group_blocks, request_blocks, states_per_request
+from hybrid_serve.plan.inputs import PlanInputs
+from hybrid_serve.plan.kv_plan import GroupKind, GroupPlan, KVPlan, Pages, Policy
+
+
+def attention_group(
+    bucket: AttentionBucket,
+    *,
+    layers: int,
+    block_size: int,
+    page_size_bytes: int,
+    inputs: PlanInputs,
+    kind: GroupKind | None = None,
+    uneven_bytes: int = 0,
+) -> GroupPlan:
+    """A group of `layers` attention layers; `kind="full"` gives a sliding bucket full allocation."""
+    kind = kind or bucket.kind
+    context = inputs.settings.max_model_len
+    return GroupPlan(
+        owner=bucket.owner,
+        kind=kind,
+        layers=layers,
+        bucket=bucket.index,
+        block_size=block_size,
+        page_size_bytes=page_size_bytes,
+        content_bytes=block_size * bucket.bytes_per_token,
+        window=bucket.window,
+        uneven_bytes=uneven_bytes,
+        blocks_per_request=group_blocks(
+            kind, block_size=block_size, window=bucket.window, context=context, inputs=inputs
+        ),
+    )
+
+
+def mamba_group(
+    bucket: MambaBucket, *, layers: int, block_size: int, page_size_bytes: int, inputs: PlanInputs
+) -> GroupPlan:
+    """A group of `layers` mamba layers, one state a layer in each block."""
+    return GroupPlan(
+        owner=bucket.owner,
+        kind="mamba",
+        layers=layers,
+        bucket=bucket.index,
+        block_size=block_size,
+        page_size_bytes=page_size_bytes,
+        content_bytes=bucket.state_bytes,
+        blocks_per_request=states_per_request(inputs),
+    )
+
+
+def finish(
+    groups: Sequence[GroupPlan], *, policy: Policy, pages: Pages, layout: str | None, inputs: PlanInputs
+) -> KVPlan:
+    """The plan over `inputs.kv_memory_bytes`: a block is as large as the widest group."""
+    block_bytes = max(group.bytes_in_block for group in groups)
+    return KVPlan(
+        policy=policy,
+        vllm=inputs.capabilities.version,
+        pages=pages,
+        kv_cache_layout=layout,
+        block_bytes=block_bytes,
+        groups=tuple(groups),
+        num_blocks=inputs.kv_memory_bytes // block_bytes,
+        kv_memory_bytes=inputs.kv_memory_bytes,
+        max_model_len=inputs.settings.max_model_len,
+    )
+
+
+def fits(plan: KVPlan, inputs: PlanInputs, context: int) -> bool:
+    """One request of `context` tokens fits beside the null block that vLLM's block pool holds back."""
+    available = plan.kv_memory_bytes - plan.block_bytes
+    return available > 0 and request_blocks(plan, inputs, context) * plan.block_bytes <= available
+
+
+def largest_context(plan: KVPlan, inputs: PlanInputs) -> int:
+    """The largest context, up to max_model_len, of which one request fits; 0 if none does."""
+    low, high = 0, inputs.settings.max_model_len
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if fits(plan, inputs, middle) else (low, middle - 1)
+    return low

@@ -1,0 +1,253 @@
+"""The search behind `best()`: frames of block bytes, and in each frame the best split of every bucket.
+
+A *frame* fixes the bytes of a block (and, for uniform pages, the page). Within a frame buckets do not influence each
+other, so each takes its own best number of groups; frames are then compared by `score`. Frames come from the sizes at
+which something fits exactly: k mamba states, or a whole number of kernel blocks of an attention bucket.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
+from math import lcm
+from typing import NamedTuple
+
+from hybrid_serve.plan.buckets import AttentionBucket, Bucket, MambaBucket, buckets_of
+from hybrid_serve.plan.build import attention_group, finish, mamba_group
+from hybrid_serve.plan.capacity import ceil_div, floor_bytes, group_blocks, kernel_block, request_bytes
+from hybrid_serve.plan.inputs import PlanInputs
+from hybrid_serve.plan.kv_plan import GroupPlan, KVPlan, Pages
+from hybrid_serve.plan.refusals import one_group_drafter
+
+GROUP_COST = 0.002
+"""Cost of one more group, as a share of a request's bytes: a stated default until it is measured."""
+
+PAGE_ALIGNMENT = 64
+"""Mamba pages are multiples of this many bytes, so that every state starts aligned."""
+
+MAX_CACHE_INTERVAL = 8192
+"""With prefix caching all block sizes divide an interval of at most this many tokens."""
+
+MAX_FRAME_WASTE = 0.04
+"""Frames whose block exceeds k states by more than this share are not looked at."""
+
+
+class Frame(NamedTuple):
+    """Bytes of a block; for uniform pages also the page and the layers a group may have.
+
+    `interval`: tokens that every attention block size divides (prefix caching); 0 leaves block sizes free.
+    """
+
+    block: int
+    interval: int
+    page: int = 0
+    width: int = 0
+
+
+class Split(NamedTuple):
+    """One bucket in one frame: `groups` groups of at most `layers` layers; `blocks` of a mean request."""
+
+    bucket: Bucket
+    groups: int
+    layers: int
+    block_size: int
+    page: int
+    blocks: float
+
+
+class Problem(NamedTuple):
+    """What the search looks at again and again, computed once."""
+
+    inputs: PlanInputs
+    buckets: tuple[Bucket, ...]
+    contexts: tuple[tuple[int, float], ...]
+    kernel: int
+    floor: float
+    drafter_in_one_group: bool
+
+
+def contexts_of(inputs: PlanInputs) -> tuple[tuple[int, float], ...]:
+    """The workload's contexts, at most max_model_len each, with weights that sum to 1."""
+    contexts = inputs.workload.contexts or ((inputs.settings.max_model_len, 1.0),)
+    total = sum(weight for _, weight in contexts)
+    return tuple((min(tokens, inputs.settings.max_model_len), weight / total) for tokens, weight in contexts)
+
+
+def score(plan: KVPlan, inputs: PlanInputs) -> float:
+    """Mean request bytes over the workload, raised by GROUP_COST a group. Lower is better."""
+    mean = sum(weight * request_bytes(plan, inputs, tokens) for tokens, weight in contexts_of(inputs))
+    return mean * (1 + GROUP_COST * len(plan.groups))
+
+
+def uniform_plan(inputs: PlanInputs, *, layout: str | None) -> KVPlan | None:
+    """The best plan with one page size for all layers; None if there is none."""
+    problem = _problem(inputs)
+    return _best_plan(problem, _uniform_frames(problem), pages="uniform", layout=layout)
+
+
+def packed_plan(inputs: PlanInputs, *, layout: str) -> KVPlan | None:
+    """The best plan with blocks outermost, each group filling a block its own way; None if there is none."""
+    problem = _problem(inputs)
+    return _best_plan(problem, _packed_frames(problem), pages="packed", layout=layout)
+
+
+def _problem(inputs: PlanInputs) -> Problem:
+    contexts = contexts_of(inputs)
+    return Problem(
+        inputs=inputs,
+        buckets=buckets_of(inputs),
+        contexts=contexts,
+        kernel=kernel_block(inputs),
+        floor=sum(weight * floor_bytes(inputs, tokens) for tokens, weight in contexts),
+        drafter_in_one_group=one_group_drafter(inputs),
+    )
+
+
+def _best_plan(problem: Problem, frames: Iterable[Frame], *, pages: Pages, layout: str | None) -> KVPlan | None:
+    best: tuple[float, Sequence[Split]] | None = None
+    for frame in frames:
+        splits = [_best_split(problem, bucket, frame) for bucket in problem.buckets]
+        found = [split for split in splits if split is not None]
+        if len(found) < len(splits):
+            continue
+        groups = sum(split.groups for split in found)
+        cost = frame.block * sum(split.blocks for split in found) * (1 + GROUP_COST * groups)
+        if best is None or cost < best[0]:
+            best = (cost, found)
+    if best is None:
+        return None
+    groups_of_plan = [group for split in best[1] for group in _groups(split, best[1], problem.inputs)]
+    return finish(groups_of_plan, policy="best", pages=pages, layout=layout, inputs=problem.inputs)
+
+
+def _uniform_frames(problem: Problem) -> Iterator[Frame]:
+    states = [bucket.state_bytes for bucket in problem.buckets if isinstance(bucket, MambaBucket)]
+    units = [problem.kernel * b.bytes_per_token for b in problem.buckets if isinstance(b, AttentionBucket)]
+    least = max([*states, *units])
+    pages = {_round_up(least, unit) + more * unit for unit in [*units, lcm(*units)] for more in range(4)}
+    if problem.inputs.capabilities.pads_attention_pages and problem.inputs.device == "cuda":
+        pages.add(_round_up(least, PAGE_ALIGNMENT))
+    widths = {ceil_div(b.layers, n) for b in problem.buckets for n in range(1, b.layers + 1)}
+    for page in sorted(pages):
+        for width in sorted(widths):
+            for interval in _intervals(problem, [page]):
+                yield Frame(page * width, interval, page, width)
+
+
+def _packed_frames(problem: Problem) -> Iterator[Frame]:
+    attention = [bucket for bucket in problem.buckets if isinstance(bucket, AttentionBucket)]
+    mamba = [bucket for bucket in problem.buckets if isinstance(bucket, MambaBucket)]
+    units = {
+        ceil_div(b.layers, n) * b.bytes_per_token * problem.kernel for b in attention for n in range(1, b.layers + 1)
+    }
+    blocks: set[int] = set()
+    for bucket in mamba:
+        state = _round_up(bucket.state_bytes, PAGE_ALIGNMENT)
+        for layers in {ceil_div(bucket.layers, n) for n in range(1, bucket.layers + 1)}:
+            exact = layers * state
+            rounded = {_round_up(exact, unit) for unit in units}
+            blocks |= {exact} | {block for block in rounded if block <= exact * (1 + MAX_FRAME_WASTE)}
+    if not mamba:
+        blocks = {unit * blocks_of for unit in units for blocks_of in (1, 2, 4, 8, 16, 32, 64)}
+    for block in sorted(blocks):
+        pages = [block // ceil_div(b.layers, n) for b in attention for n in range(1, min(b.layers, 4) + 1)]
+        for interval in _intervals(problem, pages):
+            yield Frame(block, interval)
+
+
+def _intervals(problem: Problem, pages: list[int]) -> list[int]:
+    """Intervals worth a look with prefix caching: multiples of the block sizes that fill a page."""
+    if not problem.inputs.settings.prefix_caching:
+        return [0]
+    natural = {
+        page // bucket.bytes_per_token // problem.kernel * problem.kernel
+        for bucket in problem.buckets
+        if isinstance(bucket, AttentionBucket)
+        for page in pages
+    }
+    multiples = {size * times for size in natural for times in (1, 2, 3, 4) if size}
+    return sorted(size for size in multiples if size <= MAX_CACHE_INTERVAL) or [MAX_CACHE_INTERVAL]
+
+
+def _best_split(problem: Problem, bucket: Bucket, frame: Frame) -> Split | None:
+    if isinstance(bucket, MambaBucket):
+        return _mamba_split(problem, bucket, frame)
+    drafter_whole = problem.drafter_in_one_group and bucket.owner == "drafter"
+    most = 1 if drafter_whole else bucket.layers
+    group_price = GROUP_COST * problem.floor / frame.block
+    best: Split | None = None
+    previous = 0
+    for groups in range(1, most + 1):
+        layers = ceil_div(bucket.layers, groups)
+        if layers == previous or (frame.width and layers > frame.width):
+            continue
+        previous = layers
+        split = _attention_split(problem, bucket, frame, groups, layers)
+        if split is None:
+            continue
+        if best is None or split.blocks + split.groups * group_price < best.blocks + best.groups * group_price:
+            best = split
+        if frame.width or split.groups * group_price > best.blocks + best.groups * group_price:
+            break
+    return best
+
+
+def _mamba_split(problem: Problem, bucket: MambaBucket, frame: Frame) -> Split | None:
+    state = _round_up(bucket.state_bytes, PAGE_ALIGNMENT)
+    most = frame.width if frame.page and frame.page >= bucket.state_bytes else frame.block // state
+    if most == 0 or (frame.page and frame.page < bucket.state_bytes):
+        return None
+    groups = ceil_div(bucket.layers, most)
+    per_group = group_blocks("mamba", block_size=1, window=None, context=1, inputs=problem.inputs)
+    layers = ceil_div(bucket.layers, groups)
+    return Split(bucket, groups, layers, 0, frame.page or state, float(groups * per_group))
+
+
+def _attention_split(
+    problem: Problem, bucket: AttentionBucket, frame: Frame, groups: int, layers: int
+) -> Split | None:
+    page = frame.page or frame.block // layers
+    longest = _round_up(problem.inputs.settings.max_model_len, problem.kernel)
+    natural = min(page // bucket.bytes_per_token // problem.kernel * problem.kernel, longest)
+    if frame.interval:
+        natural = _divisor_within(frame.interval, natural, problem.kernel)
+    if natural == 0:
+        return None
+    blocks = sum(
+        weight
+        * group_blocks(bucket.kind, block_size=natural, window=bucket.window, context=tokens, inputs=problem.inputs)
+        for tokens, weight in problem.contexts
+    )
+    return Split(
+        bucket, groups, layers, natural, frame.page or natural * bucket.bytes_per_token, groups * blocks
+    )
+
+
+def _groups(split: Split, all_splits: Sequence[Split], inputs: PlanInputs) -> list[GroupPlan]:
+    """The split as groups; layers are dealt out in turn, so sizes differ by at most one."""
+    sizes = [len(range(start, split.bucket.layers, split.groups)) for start in range(split.groups)]
+    if isinstance(split.bucket, AttentionBucket):
+        return [
+            attention_group(
+                split.bucket, layers=size, block_size=split.block_size, page_size_bytes=split.page, inputs=inputs
+            )
+            for size in sizes
+        ]
+    span = inputs.settings.max_model_len
+    if inputs.settings.prefix_caching:
+        span = lcm(*[s.block_size for s in all_splits if s.block_size])
+    return [
+        mamba_group(split.bucket, layers=size, block_size=span, page_size_bytes=split.page, inputs=inputs)
+        for size in sizes
+    ]
+
+
+def _round_up(value: int, unit: int) -> int:
+    return ceil_div(value, unit) * unit
+
+
+@lru_cache(maxsize=4096)
+def _divisor_within(interval: int, limit: int, unit: int) -> int:
+    """The largest divisor of `interval` that is at most `limit` and a multiple of `unit`; 0 if there is none."""
+    for parts in range(max(1, ceil_div(interval, limit) if limit else interval), interval // unit + 1):
+        if interval % parts == 0 and interval // parts % unit == 0:
+            return interval // parts
+    return 0
