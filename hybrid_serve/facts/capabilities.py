@@ -25,6 +25,7 @@ class EngineCapabilities:
             (v1/spec_decode/llm_base_proposer.py, validate_same_kv_cache_group).
         v1_methods: speculative methods that run on the V1 model runner on CUDA too, with the same want
             (config/vllm.py, _get_v2_model_runner_unsupported_features).
+        patch: module under hybrid_serve.engine.patches that applies a plan; None if none does.
     """
 
     version: str
@@ -39,6 +40,7 @@ class EngineCapabilities:
     block_outermost: bool = True
     cpu_drafter_in_one_group: bool = True
     v1_methods: frozenset[str] = frozenset({"draft_model"})
+    patch: str | None = "kv_cache_utils"
 
 
 CAPABILITIES: dict[str, EngineCapabilities] = {"0.29.0": EngineCapabilities(version="0.29.0")}

@@ -1,7 +1,5 @@
 """`best()`: the plan that needs fewest bytes for the stated workload, weighed against its group count."""
 
-from dataclasses import replace
-
 from hybrid_serve.plan.build import fits, largest_context
 from hybrid_serve.plan.inputs import PlanInputs
 from hybrid_serve.plan.kv_plan import KVPlan
@@ -26,7 +24,7 @@ def best(inputs: PlanInputs) -> Verdict:
     if isinstance(unaided, Fits):
         better = [plan for plan in found if score(plan, inputs) < score(unaided.plan, inputs)]
         if not better:
-            return Fits(plan=replace(unaided.plan, policy="best"))
+            return unaided
         found = better
     if not found:
         return _impossible(inputs, unaided)

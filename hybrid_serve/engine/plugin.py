@@ -1,0 +1,81 @@
+"""The `vllm.general_plugins` entry point: loaded in every process of an engine.
+
+Two patches: vLLM's grouping (by version, `hybrid_serve.engine.patches`), and `EngineArgs.create_engine_config`, where the
+`hybrid_serve` entry of `additional_config` is resolved to a plan before any process is started. Without such an entry
+vLLM behaves as if the plugin were not there.
+
+Remove the second when vLLM lets a plugin edit the configuration before the engine starts.
+"""
+
+import logging
+from typing import Any
+
+from hybrid_serve.engine.additional import WORKER_EXTENSION, requested
+from hybrid_serve.engine.patches import patch_for
+
+logger = logging.getLogger("vllm.hybrid_serve")
+
+_MARK = "__hybrid_serve_original__"
+_unsupported: str | None = None
+
+
+def register() -> None:
+    """Install both patches in this process. Idempotent.
+
+    An unsupported vLLM is no error here, since other users of the environment load this too; it becomes one as
+    soon as an engine is asked to run a plan.
+    """
+    global _unsupported
+    import vllm
+
+    try:
+        patch_for(vllm.__version__).install()
+    except ValueError as error:
+        _unsupported = str(error)
+    _resolve_in_engine_args()
+
+
+def patched() -> bool:
+    """Whether vLLM's grouping is patched in this process."""
+    import vllm
+
+    return patch_for(vllm.__version__).installed()
+
+
+def _resolve_in_engine_args() -> None:
+    from vllm.engine.arg_utils import EngineArgs
+
+    original = EngineArgs.create_engine_config
+    if hasattr(original, _MARK):
+        return
+
+    def create_engine_config(self: Any, *args: Any, **kwargs: Any) -> Any:
+        request = requested(self.additional_config)
+        if request is None:
+            return original(self, *args, **kwargs)
+        if _unsupported:
+            raise ValueError(_unsupported)
+        self.worker_extension_cls = _extension(self.worker_extension_cls)
+        vllm_config = original(self, *args, **kwargs)
+        from hybrid_serve.engine.resolve import resolve
+
+        vllm_config.additional_config = resolve(request, vllm_config)
+        return vllm_config
+
+    setattr(create_engine_config, _MARK, original)
+    EngineArgs.create_engine_config = create_engine_config
+
+
+def _extension(asked: str) -> str:
+    """Our worker extension, or the user's if it is built on ours."""
+    if not asked or asked == WORKER_EXTENSION:
+        return WORKER_EXTENSION
+    from vllm.utils.import_utils import resolve_obj_by_qualname
+
+    from hybrid_serve.engine.worker_extension import PlanWorkerExtension
+
+    if issubclass(resolve_obj_by_qualname(asked), PlanWorkerExtension):
+        return asked
+    raise ValueError(
+        f"worker_extension_cls={asked} does not check the KV plan in the workers: derive it from {WORKER_EXTENSION}"
+    )

@@ -1,0 +1,73 @@
+"""Live engine figures, collected from vLLM's own stats as it hands them to its loggers."""
+
+from typing import Any
+
+from hybrid_serve.engine.base import EngineStats
+
+
+class StatsCollector:
+    """Keeps the newest gauges and running totals of one engine; fed by vLLM on every step, read at any time."""
+
+    def __init__(self, num_speculative_tokens: int) -> None:
+        self._waiting = 0
+        self._kv_usage = 0.0
+        self._preemptions = 0
+        self._drafts = 0
+        self._draft_tokens = 0
+        self._accepted = 0
+        self._per_position = [0] * num_speculative_tokens
+
+    def record(self, scheduler: Any | None, iteration: Any | None) -> None:
+        """One step's SchedulerStats and IterationStats; either may be None."""
+        if iteration is not None:
+            self._preemptions += iteration.num_preempted_reqs
+        if scheduler is None:
+            return
+        self._waiting = scheduler.num_waiting_reqs
+        self._kv_usage = scheduler.kv_cache_usage
+        drafting = scheduler.spec_decoding_stats
+        if drafting is None:
+            return
+        self._drafts += drafting.num_drafts
+        self._draft_tokens += drafting.num_draft_tokens
+        self._accepted += drafting.num_accepted_tokens
+        for position, accepted in enumerate(drafting.num_accepted_tokens_per_pos):
+            self._per_position[position] += accepted
+
+    def snapshot(self, unfinished: int) -> EngineStats:
+        """The figures now; an idle engine takes no steps, so what it last reported of waiting and usage is void."""
+        waiting = min(self._waiting, unfinished)
+        return EngineStats(
+            running=unfinished - waiting,
+            waiting=waiting,
+            kv_usage=self._kv_usage if unfinished else 0.0,
+            drafts=self._drafts,
+            draft_tokens=self._draft_tokens,
+            accepted_tokens=self._accepted,
+            accepted_per_position=tuple(self._per_position),
+            preemptions=self._preemptions,
+        )
+
+    def logger_factory(self) -> Any:
+        """A vLLM StatLoggerFactory that feeds this collector."""
+        from vllm.v1.metrics.loggers import StatLoggerBase
+
+        collector = self
+
+        class Feed(StatLoggerBase):  # type: ignore[misc]
+            def __init__(self, vllm_config: Any, engine_index: int = 0) -> None:
+                pass
+
+            def record(
+                self,
+                scheduler_stats: Any | None,
+                iteration_stats: Any | None,
+                mm_cache_stats: Any | None = None,
+                engine_idx: int = 0,
+            ) -> None:
+                collector.record(scheduler_stats, iteration_stats)
+
+            def log_engine_initialized(self) -> None:
+                pass
+
+        return Feed

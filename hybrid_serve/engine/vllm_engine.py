@@ -1,0 +1,202 @@
+"""The real engine: vLLM's AsyncLLM and vLLM's own OpenAI app, running one KV plan."""
+
+import argparse
+import warnings
+from contextlib import AsyncExitStack
+from importlib import import_module
+from typing import Any
+
+from hybrid_serve.engine.additional import entry
+from hybrid_serve.engine.base import ASGIApp, EngineConfig, EngineStartError, EngineStats
+from hybrid_serve.engine.stats import StatsCollector
+from hybrid_serve.plan.kv_plan import EngineReport
+
+PARSER_MODULES = (
+    "vllm.entrypoints.launchers.cli_args",
+    "vllm.entrypoints.openai.cli_args",
+    "vllm.entrypoints.common.cli_args",
+)
+"""Where vLLM keeps its server's argument parser, by version (0.29; 0.20 to 0.28; 0.33)."""
+
+
+class VLLMEngine:
+    """One vLLM engine in this process and its children; see `hybrid_serve.engine.base.Engine`."""
+
+    def __init__(self) -> None:
+        self._client: Any = None
+        self._app: ASGIApp | None = None
+        self._stats: StatsCollector | None = None
+        self._exit = AsyncExitStack()
+
+    async def start(self, config: EngineConfig) -> EngineReport:
+        """Start vLLM on the plan and verify it in every worker.
+
+        Raises:
+            EngineStartError: vLLM refused its arguments or died while starting, or a worker runs something else
+                than the plan. Nothing is left running.
+        """
+        try:
+            return await self._start(config)
+        except EngineStartError:
+            await self.stop()
+            raise
+        except Exception as error:
+            await self.stop()
+            raise EngineStartError(f"vLLM did not start: {error}") from error
+
+    async def _start(self, config: EngineConfig) -> EngineReport:
+        from vllm.engine.arg_utils import AsyncEngineArgs
+        from vllm.usage.usage_lib import UsageContext
+        from vllm.v1.engine.async_llm import AsyncLLM
+
+        from hybrid_serve.engine.plugin import register
+
+        register()
+        arguments = server_arguments(config)
+        engine_args = AsyncEngineArgs.from_cli_args(arguments)
+        vllm_config = engine_args.create_engine_config(usage_context=UsageContext.OPENAI_API_SERVER)
+        collector = StatsCollector(config.settings.num_speculative_tokens)
+        self._client = AsyncLLM.from_vllm_config(
+            vllm_config=vllm_config,
+            usage_context=UsageContext.OPENAI_API_SERVER,
+            stat_loggers=[collector.logger_factory()],
+        )
+        self._stats = collector
+        report = await self._verify(config, vllm_config)
+        await self._serve(arguments)
+        return report
+
+    async def _verify(self, config: EngineConfig, vllm_config: Any) -> EngineReport:
+        """What the engine got, after every worker confirmed the plan."""
+        cache = vllm_config.cache_config
+        if config.plan is None:
+            raise EngineStartError("no KV plan: give EngineConfig.plan, with policy `stock` for vLLM's own layout")
+        workers: list[dict[str, Any]] = await self._client.collective_rpc("hybrid_serve_report")
+        expected = vllm_config.parallel_config.world_size
+        if len(workers) != expected:
+            raise EngineStartError(f"{len(workers)} of {expected} workers confirmed KV plan {config.plan.plan_id}")
+        for rank, worker in enumerate(workers):
+            if not worker["patched"] or worker["plan_id"] != config.plan.plan_id:
+                raise EngineStartError(
+                    f"worker {rank} does not run KV plan {config.plan.plan_id}: its plan is {worker['plan_id']}, "
+                    f"the plugin {'is' if worker['patched'] else 'is not'} in place"
+                )
+            if worker["groups"] != workers[0]["groups"] or worker["num_blocks"] != workers[0]["num_blocks"]:
+                raise EngineStartError(f"worker {rank} got another KV cache than worker 0: {worker} and {workers[0]}")
+        return EngineReport(
+            num_blocks=workers[0]["num_blocks"],
+            groups=tuple((kind, layers, block, page) for kind, layers, block, page in workers[0]["groups"]),
+            kv_tokens=cache.kv_cache_size_tokens,
+            concurrency=cache.kv_cache_max_concurrency,
+            workers=len(workers),
+        )
+
+    async def _serve(self, arguments: argparse.Namespace) -> None:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # the one module that has both from 0.20.1 to 0.33.0
+            from vllm.entrypoints.openai.api_server import build_app, init_app_state
+        tasks = await self._client.get_supported_tasks()
+        app = build_app(arguments, tasks, self._client.model_config)
+        await init_app_state(self._client, app.state, arguments, tasks)
+        await self._exit.enter_async_context(app.router.lifespan_context(app))
+        self._app = app
+
+    @property
+    def app(self) -> ASGIApp:
+        """vLLM's OpenAI app as an ASGI app. Only after `start`."""
+        if self._app is None:
+            raise EngineStartError("the engine has not started")
+        return self._app
+
+    async def stats(self) -> EngineStats:
+        """Live figures, from the engine's own stats; requests as the client knows them."""
+        if self._stats is None:
+            raise EngineStartError("the engine has not started")
+        unfinished = self._client.output_processor.get_num_unfinished_requests()
+        return self._stats.snapshot(unfinished)
+
+    async def check_health(self) -> None:
+        """Raises EngineStartError if the engine died."""
+        if self._client is None:
+            raise EngineStartError("the engine has not started")
+        try:
+            await self._client.check_health()
+        except Exception as error:
+            raise EngineStartError(f"the engine died: {error}") from error
+
+    async def stop(self) -> None:
+        """End the engine's processes; safe if it never started."""
+        await self._exit.aclose()
+        client, self._client, self._app = self._client, None, None
+        if client is not None:
+            client.shutdown()
+
+
+def server_arguments(config: EngineConfig) -> argparse.Namespace:
+    """vLLM's own server arguments for a config.
+
+    Raises:
+        EngineStartError: an engine argument that this vLLM does not have, or that the plan already decides.
+    """
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+    arguments: argparse.Namespace = _parser_module().make_arg_parser(FlexibleArgumentParser()).parse_args([])
+    planned = _planned_arguments(config)
+    unknown = sorted(name for name in config.engine_args if not hasattr(arguments, name))
+    if unknown:
+        raise EngineStartError(f"vLLM has no engine arguments {', '.join(unknown)}; see `vllm serve --help`")
+    decided = sorted(
+        name for name, value in config.engine_args.items() if name in planned and planned[name] != value
+    )
+    if decided:
+        raise EngineStartError(f"engine arguments {', '.join(decided)} are decided by the config's own fields: set them there")
+    for name, value in {**config.engine_args, **planned}.items():
+        setattr(arguments, name, value)
+    return arguments
+
+
+def _parser_module() -> Any:
+    for name in PARSER_MODULES:
+        try:
+            return import_module(name)
+        except ImportError:
+            continue
+    raise EngineStartError(f"this vLLM has no server argument parser in {', '.join(PARSER_MODULES)}")
+
+
+def _planned_arguments(config: EngineConfig) -> dict[str, Any]:
+    settings, plan = config.settings, config.plan
+    planned: dict[str, Any] = {
+        "model": config.target_path,
+        "served_model_name": [config.model_name],
+        "tensor_parallel_size": settings.tensor_parallel_size,
+        "max_model_len": settings.max_model_len,
+        "max_num_batched_tokens": settings.max_num_batched_tokens,
+        "max_num_seqs": settings.max_num_seqs,
+        "enable_prefix_caching": settings.prefix_caching,
+        "kv_cache_dtype": _cache_dtype(settings.kv_dtype),
+        "mamba_ssm_cache_dtype": _ssm_cache_dtype(config),
+    }
+    if settings.block_size is not None:
+        planned["block_size"] = settings.block_size
+    if plan is not None:
+        planned["kv_cache_memory_bytes"] = plan.kv_memory_bytes
+        planned["additional_config"] = entry(plan)
+    if config.drafter is not None:
+        planned["speculative_config"] = {
+            "method": config.drafter.method,
+            "model": config.drafter_path,
+            "num_speculative_tokens": settings.num_speculative_tokens,
+        }
+        if settings.draft_kv_dtype != settings.kv_dtype:
+            planned["speculative_config"]["kv_cache_dtype"] = _cache_dtype(settings.draft_kv_dtype)
+    return planned
+
+
+def _cache_dtype(dtype: str) -> str:
+    return {"bf16": "bfloat16"}.get(dtype, dtype)
+
+
+def _ssm_cache_dtype(config: EngineConfig) -> str:
+    names = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
+    return names[config.target.layers.mamba[0].ssm_dtype]

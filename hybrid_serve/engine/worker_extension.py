@@ -1,0 +1,65 @@
+"""What every vLLM worker carries: vLLM mixes this class into its worker class (`worker_extension_cls`).
+
+A plugin that fails to import is only logged by vLLM; a worker extension that fails to import ends the start. So this
+module installs the plan's patch in the worker and makes the worker compare the KV cache configuration it is handed with
+the plan before it allocates anything: if the engine core did not apply the plan, the start fails here.
+"""
+
+from typing import Any
+
+from hybrid_serve.engine.additional import plan_in
+from hybrid_serve.engine.apply import KINDS, PlanMismatchError, group_rows, rows_of_plan
+from hybrid_serve.engine.plugin import register
+
+_MARK = "__hybrid_serve_checked__"
+
+
+def check_groups(vllm_config: Any, kv_cache_config: Any) -> None:
+    """Raises PlanMismatchError if a worker was handed other groups than the plan has."""
+    plan = plan_in(vllm_config.additional_config)
+    if plan is None or plan.policy == "stock":
+        return
+    planned, actual = rows_of_plan(plan), group_rows(kv_cache_config.kv_cache_groups, KINDS)
+    if planned != actual:
+        raise PlanMismatchError(
+            f"KV plan {plan.plan_id} is not in force in the engine core: planned {len(planned)} groups (kind, layers, "
+            f"block_size, page_size_bytes) {planned[:4]}, it made {len(actual)}: {actual[:4]}. The hybrid_serve plugin was "
+            "not loaded there; check the engine core's log, and that VLLM_PLUGINS, if set, names hybrid_serve"
+        )
+
+
+def _check_before_allocation() -> None:
+    from vllm.v1.worker.worker_base import WorkerWrapperBase
+
+    original = WorkerWrapperBase.initialize_from_config
+    if hasattr(original, _MARK):
+        return
+
+    def initialize_from_config(self: Any, kv_cache_configs: list[Any]) -> None:
+        check_groups(self.vllm_config, kv_cache_configs[self.global_rank])
+        original(self, kv_cache_configs)
+
+    setattr(initialize_from_config, _MARK, True)
+    WorkerWrapperBase.initialize_from_config = initialize_from_config
+
+
+register()
+_check_before_allocation()
+
+
+class PlanWorkerExtension:
+    """Methods for `collective_rpc`: what this worker really runs."""
+
+    def hybrid_serve_report(self) -> dict[str, Any]:
+        """{"patched": bool, "plan_id": str | None, "num_blocks": int, "groups": [[kind, layers, block, page], ...]}."""
+        from hybrid_serve.engine.plugin import patched
+
+        worker: Any = self
+        config = worker.model_runner.kv_cache_config
+        plan = plan_in(worker.vllm_config.additional_config)
+        return {
+            "patched": patched(),
+            "plan_id": plan.plan_id if plan else None,
+            "num_blocks": config.num_blocks,
+            "groups": [list(row) for row in group_rows(config.kv_cache_groups, KINDS)],
+        }
