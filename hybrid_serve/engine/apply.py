@@ -24,7 +24,9 @@ def signature_of_spec(spec: Any) -> Signature:
         return ("mamba", spec.state_content_size_bytes, None)
     per_token, rest = divmod(spec.unpadded_page_size_bytes, spec.block_size)
     if rest:
-        raise PlanMismatchError(f"a page of {spec.unpadded_page_size_bytes} bytes is no multiple of {spec.block_size} tokens")
+        raise PlanMismatchError(
+            f"a page of {spec.unpadded_page_size_bytes} bytes is no multiple of {spec.block_size} tokens"
+        )
     return ("attention", per_token, getattr(spec, "sliding_window", None))
 
 

@@ -8,7 +8,6 @@ from hybrid_serve.engine.additional import PlanRequest, entry
 from hybrid_serve.facts.assemble import plan_inputs
 from hybrid_serve.facts.checkpoint import read_drafter, read_target
 from hybrid_serve.facts.device import DeviceFacts
-from hybrid_serve.facts.layers import Dtype
 from hybrid_serve.facts.probe import measure_device
 from hybrid_serve.plan.decide import decide
 from hybrid_serve.plan.inputs import EngineSettings, KVDtype
@@ -50,7 +49,7 @@ def _plan_here(policy: str, vllm_config: Any) -> KVPlan:
     import vllm
 
     model, speculative = vllm_config.model_config, vllm_config.speculative_config
-    ssm_dtype = _ssm_dtype(vllm_config)
+    ssm_dtype = vllm_config.cache_config.mamba_ssm_cache_dtype
     target = read_target(model.model, model.revision, mamba_ssm_cache_dtype=ssm_dtype)
     drafter = read_drafter(speculative.model, speculative.revision) if speculative is not None else None
     device = measure_device()
@@ -68,11 +67,6 @@ def _plan_here(policy: str, vllm_config: Any) -> KVPlan:
     if isinstance(decision.chosen, Impossible):
         raise ValueError(f"no KV plan: {decision.chosen.reason}; {decision.chosen.remedy}")
     return decision.chosen.plan
-
-
-def _ssm_dtype(vllm_config: Any) -> Dtype | None:
-    names: dict[str, Dtype] = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
-    return names.get(vllm_config.cache_config.mamba_ssm_cache_dtype)
 
 
 def _kv_memory(vllm_config: Any, device: DeviceFacts) -> int:
@@ -115,4 +109,3 @@ def _kv_dtype(cache_dtype: str) -> KVDtype:
     if cache_dtype in ("bfloat16", "bf16"):
         return "bf16"
     raise ValueError(f"KV cache dtype {cache_dtype} is not planned for: use auto, bfloat16 or fp8")
-

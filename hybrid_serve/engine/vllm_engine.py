@@ -145,11 +145,11 @@ def server_arguments(config: EngineConfig) -> argparse.Namespace:
     unknown = sorted(name for name in config.engine_args if not hasattr(arguments, name))
     if unknown:
         raise EngineStartError(f"vLLM has no engine arguments {', '.join(unknown)}; see `vllm serve --help`")
-    decided = sorted(
-        name for name, value in config.engine_args.items() if name in planned and planned[name] != value
-    )
+    decided = sorted(name for name, value in config.engine_args.items() if name in planned and planned[name] != value)
     if decided:
-        raise EngineStartError(f"engine arguments {', '.join(decided)} are decided by the config's own fields: set them there")
+        raise EngineStartError(
+            f"engine arguments {', '.join(decided)} are decided by the config's own fields: set them there"
+        )
     for name, value in {**config.engine_args, **planned}.items():
         setattr(arguments, name, value)
     return arguments

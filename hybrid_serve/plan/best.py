@@ -65,4 +65,4 @@ def _reason(chosen: KVPlan, unaided: Verdict) -> str:
 
 def _remedy(chosen: KVPlan) -> str:
     layout = f" and VLLM_KV_CACHE_LAYOUT={chosen.kv_cache_layout}" if chosen.pages == "packed" else ""
-    return f"run vLLM with the hybrid_serve plugin (--additional-config '{{\"hybrid_serve\": {{\"plan\": \"auto\"}}}}'){layout}"
+    return f'run vLLM with the hybrid_serve plugin (--additional-config \'{{"hybrid_serve": {{"plan": "auto"}}}}\'){layout}'

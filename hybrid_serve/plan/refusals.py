@@ -1,6 +1,6 @@
 """Why no engine starts: reasons with their numbers, and remedies."""
 
-from hybrid_serve.plan.buckets import AttentionBucket, buckets_of
+from hybrid_serve.plan.buckets import AttentionBucket, MambaBucket, buckets_of
 from hybrid_serve.plan.inputs import PlanInputs
 from hybrid_serve.plan.kv_plan import KVPlan
 from hybrid_serve.plan.verdict import Impossible
@@ -19,6 +19,19 @@ def refusal(inputs: PlanInputs) -> Impossible | None:
             f"vLLM {inputs.capabilities.version} on a CPU has only the V1 runner",
             remedy="use a drafter whose layers are all full attention, or a GPU",
             error="NotImplementedError",
+        )
+    has_mamba = any(isinstance(bucket, MambaBucket) for bucket in buckets_of(inputs))
+    if (
+        inputs.device == "cpu"
+        and has_mamba
+        and inputs.settings.prefix_caching
+        and not inputs.capabilities.cpu_mamba_align
+    ):
+        return Impossible(
+            reason=f"vLLM {inputs.capabilities.version} on a CPU starts with prefix caching on a hybrid model, and its "
+            "engine dies on the first request: the state copy of mamba cache mode `align` is a Triton kernel",
+            remedy="turn prefix caching off, or use a GPU",
+            error="TypeError",
         )
     return None
 

@@ -201,9 +201,7 @@ def _mamba_split(problem: Problem, bucket: MambaBucket, frame: Frame) -> Split |
     return Split(bucket, groups, layers, 0, frame.page or state, float(groups * per_group))
 
 
-def _attention_split(
-    problem: Problem, bucket: AttentionBucket, frame: Frame, groups: int, layers: int
-) -> Split | None:
+def _attention_split(problem: Problem, bucket: AttentionBucket, frame: Frame, groups: int, layers: int) -> Split | None:
     page = frame.page or frame.block // layers
     longest = _round_up(problem.inputs.settings.max_model_len, problem.kernel)
     natural = min(page // bucket.bytes_per_token // problem.kernel * problem.kernel, longest)
@@ -216,9 +214,7 @@ def _attention_split(
         * group_blocks(bucket.kind, block_size=natural, window=bucket.window, context=tokens, inputs=problem.inputs)
         for tokens, weight in problem.contexts
     )
-    return Split(
-        bucket, groups, layers, natural, frame.page or natural * bucket.bytes_per_token, groups * blocks
-    )
+    return Split(bucket, groups, layers, natural, frame.page or natural * bucket.bytes_per_token, groups * blocks)
 
 
 def _groups(split: Split, all_splits: Sequence[Split], inputs: PlanInputs) -> list[GroupPlan]:
