@@ -11,9 +11,9 @@ class Fingerprint:
 
     Attributes:
         geometry: sha256 (first 16 hex digits) over what decides the KV cache: layers, heads, dims, dtype.
-        weights: sha256 (first 16 hex digits) over the safetensors headers and file sizes, or over the hub's
-            content hashes; changes when a drafter is retrained in place. Empty if there are no weights
-            (a folder with only a `config.json`).
+        weights: sha256 (first 16 hex digits) over the hub's content hashes or, for a plain folder, over the
+            safetensors headers, file sizes and a sample of the data; changes when a drafter is retrained in
+            place. Empty if there are no weights (a folder with only a `config.json`).
     """
 
     geometry: str
@@ -32,7 +32,9 @@ class TargetFacts:
         family: `qwen3-next`, `qwen3.5`, `qwen3.5-moe`, ...
         dtype: of weights and, with `kv_dtype=auto`, of the KV cache.
         max_position_embeddings: longest context the model was made for.
-        weights_bytes: of all safetensors files; None if there are none.
+        weights_bytes: tensor data of all safetensors files; None if there are none.
+        kv_cache_dtype: `fp8` where a quantised checkpoint sets the KV cache's dtype itself; what `kv_dtype=auto`
+            then means.
     """
 
     source: str
@@ -47,6 +49,7 @@ class TargetFacts:
     layers: Layers
     weights_bytes: int | None
     fingerprint: Fingerprint
+    kv_cache_dtype: Dtype | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,6 +61,7 @@ class DrafterFacts:
         block_size: 1 + the largest K (`num_speculative_tokens`) it was trained for.
         target_layer_ids: 0-based target layers whose outputs feed it.
         num_target_layers: of the target it was trained for; None if its config does not say.
+        dtype: of the checkpoint; vLLM runs a drafter in its target's dtype.
     """
 
     source: str
