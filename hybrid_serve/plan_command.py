@@ -8,7 +8,7 @@ from hybrid_serve.facts.assemble import plan_inputs
 from hybrid_serve.facts.capabilities import DEFAULT_VLLM
 from hybrid_serve.facts.catalogue import gpu
 from hybrid_serve.facts.checkpoint import read_drafter, read_target
-from hybrid_serve.facts.device import DeviceFacts
+from hybrid_serve.facts.device import DeviceFacts, DeviceKind
 from hybrid_serve.facts.memory import kv_memory_bytes
 from hybrid_serve.facts.model import DrafterFacts, TargetFacts
 from hybrid_serve.facts.probe import measure_device
@@ -102,7 +102,7 @@ def _memory(
 ) -> tuple[DeviceFacts, int]:
     """The device, and its KV memory in bytes: as given, or estimated from the GPU asked for or found here."""
     if arguments.kv_memory is not None:
-        kind = arguments.device or "cuda"
+        kind: DeviceKind = arguments.device or "cuda"
         sm = DEFAULT_SM if kind == "cuda" else None
         return DeviceFacts(
             kind=kind, name=kind, memory_bytes=arguments.kv_memory, sm=sm, measured=False
@@ -171,10 +171,8 @@ def table(decision: Decision, inputs: PlanInputs, context: int) -> str:
         return "\n".join([*lines, f"  {decision.chosen.reason}", f"  to do: {decision.chosen.remedy}"])
     if isinstance(decision.chosen, NeedsPatch):
         lines += [f"  {decision.chosen.reason}", f"  to do: {decision.chosen.remedy}"]
-    lines += [
-        "",
-        f"{'':8}{'KV tokens':>12}{'concurrency':>13}{'groups':>8}{'block bytes':>13}{'request bytes':>15}{'of floor':>10}",
-    ]
+    titles = ("KV tokens", "concurrency", "groups", "block bytes", "request bytes", "of floor")
+    lines += ["", f"{'':8}" + "".join(f"{title:>15}" for title in titles)]
     columns = {"stock": decision.stock, decision.policy: decision.chosen}
     for name, verdict in columns.items():
         lines.append(f"{name:8}" + _row(verdict, inputs, context))
@@ -188,7 +186,10 @@ def _row(verdict: Verdict, inputs: PlanInputs, context: int) -> str:
     plan = verdict.plan
     needed = request_bytes(plan, inputs, context)
     share = needed / floor_bytes(inputs, context)
-    return f"{plan.kv_tokens:>12,}{plan.concurrency:>13.2f}{len(plan.groups):>8}{plan.block_bytes:>13,}{needed:>15,}{share:>9.2f}x"
+    return (
+        f"{plan.kv_tokens:>15,}{plan.concurrency:>15.2f}{len(plan.groups):>15}{plan.block_bytes:>15,}"
+        f"{needed:>15,}{share:>14.2f}x"
+    )
 
 
 def _group_lines(plan: KVPlan) -> list[str]:

@@ -74,8 +74,9 @@ def _mismatch(plan: KVPlan, wanted: Mapping[Signature, int], real: Mapping[Signa
         )
 
     return (
-        f"KV plan {plan.plan_id} is for another engine: it has {lines(wanted)}, the engine has {lines(real)}. Plan again "
-        "for these checkpoints, K, dtypes and tensor parallel size, and check that mamba_ssm_cache_dtype is the planned one"
+        f"KV plan {plan.plan_id} is for another engine: it has {lines(wanted)}, the engine has {lines(real)}. "
+        "Plan again for these checkpoints, K, dtypes and tensor parallel size, and check that mamba_ssm_cache_dtype is "
+        "the planned one"
     )
 
 

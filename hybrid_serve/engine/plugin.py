@@ -1,8 +1,8 @@
 """The `vllm.general_plugins` entry point: loaded in every process of an engine.
 
-Two patches: vLLM's grouping (by version, `hybrid_serve.engine.patches`), and `EngineArgs.create_engine_config`, where the
-`hybrid_serve` entry of `additional_config` is resolved to a plan before any process is started. Without such an entry
-vLLM behaves as if the plugin were not there.
+Two patches: vLLM's grouping (by version, `hybrid_serve.engine.patches`), and `EngineArgs.create_engine_config`, where
+the `hybrid_serve` entry of `additional_config` is resolved to a plan before any process is started. Without such an
+entry vLLM behaves as if the plugin were not there.
 
 Remove the second when vLLM lets a plugin edit the configuration before the engine starts.
 """

@@ -23,8 +23,8 @@ def check_groups(vllm_config: Any, kv_cache_config: Any) -> None:
     if planned != actual:
         raise PlanMismatchError(
             f"KV plan {plan.plan_id} is not in force in the engine core: planned {len(planned)} groups (kind, layers, "
-            f"block_size, page_size_bytes) {planned[:4]}, it made {len(actual)}: {actual[:4]}. The hybrid_serve plugin was "
-            "not loaded there; check the engine core's log, and that VLLM_PLUGINS, if set, names hybrid_serve"
+            f"block_size, page_size_bytes) {planned[:4]}, it made {len(actual)}: {actual[:4]}. The hybrid_serve plugin "
+            "was not loaded there; check the engine core's log, and that VLLM_PLUGINS, if set, names hybrid_serve"
         )
 
 

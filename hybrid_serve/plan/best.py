@@ -9,6 +9,7 @@ from hybrid_serve.plan.stock import stock
 from hybrid_serve.plan.verdict import Fits, Impossible, NeedsPatch, Verdict
 
 PACKED_LAYOUT = "BLNHC"
+ASK_FOR_A_PLAN = """--additional-config '{"hybrid_serve": {"plan": "auto"}}'"""
 
 
 def best(inputs: PlanInputs) -> Verdict:
@@ -65,4 +66,4 @@ def _reason(chosen: KVPlan, unaided: Verdict) -> str:
 
 def _remedy(chosen: KVPlan) -> str:
     layout = f" and VLLM_KV_CACHE_LAYOUT={chosen.kv_cache_layout}" if chosen.pages == "packed" else ""
-    return f'run vLLM with the hybrid_serve plugin (--additional-config \'{{"hybrid_serve": {{"plan": "auto"}}}}\'){layout}'
+    return f"run vLLM with the hybrid_serve plugin ({ASK_FOR_A_PLAN}){layout}"

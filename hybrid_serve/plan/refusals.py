@@ -4,8 +4,7 @@ from hybrid_serve.plan.buckets import AttentionBucket, MambaBucket, buckets_of
 from hybrid_serve.plan.inputs import PlanInputs
 from hybrid_serve.plan.kv_plan import KVPlan
 from hybrid_serve.plan.verdict import Impossible
-
-GIB = 1 << 30
+from hybrid_serve.sizes import format_size
 
 
 def refusal(inputs: PlanInputs) -> Impossible | None:
@@ -57,9 +56,9 @@ def too_little_memory(plan: KVPlan, inputs: PlanInputs, largest: int) -> Impossi
     """Memory holds no request of max_model_len; `largest` is the largest context that fits."""
     needed = plan.request_bytes + plan.block_bytes
     remedy = (
-        f"lower max_model_len to {largest:,} or less, or give at least {needed / GIB:.2f} GiB of KV memory"
+        f"lower max_model_len to {largest:,} or less, or give at least {format_size(needed)} of KV memory"
         if largest
-        else f"give at least {needed / GIB:.2f} GiB of KV memory; no context fits in this little"
+        else f"give at least {format_size(needed)} of KV memory; no context fits in this little"
     )
     return Impossible(
         reason=f"one request of {inputs.settings.max_model_len:,} tokens needs {needed:,} bytes of KV cache "

@@ -82,7 +82,7 @@ def packed_groups(specs: tuple[LayerSpec, ...], inputs: PlanInputs) -> list[Grou
 
 
 def _repeats_per_group(buckets: list[UniformBucket]) -> int:
-    """`_approximate_gcd`: the repeats a group has so that rounding up all balanced buckets adds least; 0 if none mix."""
+    """`_approximate_gcd`: repeats of a group such that rounding balanced buckets up adds least; 0 if none mix."""
     mixed = [b.repeats for b in buckets if b.balanced and len(b.layers_by_page) > 1]
     if not mixed:
         return 0

@@ -29,5 +29,5 @@ def patch_for(version: str) -> Patch:
     if module is None:
         supported = ", ".join(sorted(v for v, c in CAPABILITIES.items() if c.patch))
         raise ValueError(f"no KV plan can be applied to vLLM {version}: supported are {supported}")
-    patch: Patch = import_module(f"hybrid_serve.engine.patches.{module}")  # type: ignore[assignment]
+    patch: Patch = import_module(f"hybrid_serve.engine.patches.{module}")
     return patch
