@@ -1,0 +1,78 @@
+"""ASGI messages in and out of one in-process app."""
+
+import asyncio
+from collections.abc import AsyncGenerator
+from typing import Any
+
+from hybrid_serve.engine.base import ASGIApp, Message, Scope
+
+ABORT_GRACE_S = 10.0
+"""Seconds an app gets to leave after http.disconnect before its task is cancelled."""
+
+_SCOPE_KEYS = ("http_version", "method", "scheme", "path", "raw_path", "root_path", "query_string", "headers")
+_END = None
+_background: set[asyncio.Task[None]] = set()
+
+
+def plain_scope(scope: Scope) -> dict[str, Any]:
+    """The part of a server's scope that can travel: plain values, and no references to the server."""
+    plain = {key: scope[key] for key in _SCOPE_KEYS if key in scope}
+    plain["headers"] = [(bytes(name), bytes(value)) for name, value in scope["headers"]]
+    for key in ("client", "server"):
+        if scope.get(key) is not None:
+            plain[key] = tuple(scope[key])
+    return plain
+
+
+async def run_app(app: ASGIApp, scope: dict[str, Any], body: bytes) -> AsyncGenerator[Message]:
+    """The messages that `app` sends, one by one as it sends them.
+
+    If this generator is closed or cancelled before the app is done, the app gets `http.disconnect`: for vLLM
+    that aborts the request in the engine. The app's own exception is raised here.
+    """
+    # 2.3: from 2.4 on Starlette does not listen for a disconnect, it waits until a send fails.
+    full_scope: Scope = {"type": "http", "asgi": {"version": "3.0", "spec_version": "2.3"}, "extensions": {}, **scope}
+    messages: asyncio.Queue[Message | None] = asyncio.Queue()
+    gone = asyncio.Event()
+    pending: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+
+    async def receive() -> Message:
+        if pending:
+            return pending.pop()
+        await gone.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(message: Message) -> None:
+        if not gone.is_set():
+            messages.put_nowait(message)
+
+    async def serve() -> None:
+        try:
+            await app(full_scope, receive, send)
+        finally:
+            messages.put_nowait(_END)
+
+    task = asyncio.ensure_future(serve())
+    try:
+        while (message := await messages.get()) is not _END:
+            yield message
+        await task
+    finally:
+        gone.set()
+        if not task.done():
+            # Not awaited here: a generator that is being closed should not wait.
+            _keep(asyncio.ensure_future(_see_off(task)))
+
+
+async def _see_off(task: asyncio.Task[None]) -> None:
+    done, _ = await asyncio.wait({task}, timeout=ABORT_GRACE_S)
+    if not done:
+        task.cancel()
+    elif not task.cancelled():
+        task.exception()  # nobody is left to hear of it
+
+
+def _keep(task: asyncio.Task[None]) -> None:
+    """The event loop itself holds tasks weakly."""
+    _background.add(task)
+    task.add_done_callback(_background.discard)

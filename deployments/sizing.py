@@ -1,0 +1,45 @@
+"""How many requests a replica is given, from what its plan can hold."""
+
+from dataclasses import dataclass
+from math import ceil
+
+from deployments.config import PoolConfig
+from hybrid_serve.plan.capacity import request_blocks
+from hybrid_serve.plan.inputs import PlanInputs
+from hybrid_serve.plan.kv_plan import KVPlan
+from hybrid_serve.plan.search import contexts_of
+
+TARGET_SHARE = 0.8
+"""Autoscaling aims below what a replica can hold: a new one takes a model load to arrive."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PoolSizing:
+    """What Ray Serve is told about one replica.
+
+    Attributes:
+        concurrency: requests of the configured workload that run at once: what the KV plan holds, at most
+            max_num_seqs, at least 1.
+        target_ongoing_requests: autoscaling keeps the mean per replica near it: 80 % of `concurrency`.
+        max_ongoing_requests: the most that a replica is given: `concurrency`, a quarter more that wait inside the
+            engine (so that a finished request is followed at once), and 8 for requests that hold no KV
+            (/v1/models, /tokenize, /health).
+    """
+
+    concurrency: int
+    target_ongoing_requests: float
+    max_ongoing_requests: int
+
+
+def planned_concurrency(plan: KVPlan, inputs: PlanInputs) -> int:
+    """Requests of the workload's mean size that the plan holds at once; at most max_num_seqs, at least 1."""
+    mean_blocks = sum(weight * request_blocks(plan, inputs, tokens) for tokens, weight in contexts_of(inputs))
+    return max(1, min(inputs.settings.max_num_seqs, int(plan.num_blocks / mean_blocks)))
+
+
+def size_pool(plan: KVPlan, inputs: PlanInputs, pool: PoolConfig) -> PoolSizing:
+    """Numbers from the plan, except those that the configuration sets."""
+    concurrency = planned_concurrency(plan, inputs)
+    most = pool.max_ongoing_requests or concurrency + ceil(concurrency / 4) + 8
+    target = pool.target_ongoing_requests or max(1.0, TARGET_SHARE * concurrency)
+    return PoolSizing(concurrency=concurrency, target_ongoing_requests=min(target, most), max_ongoing_requests=most)
