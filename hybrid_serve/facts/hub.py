@@ -59,7 +59,9 @@ def materialise(source: str, revision: str | None = None) -> Path:
 
     def download() -> Path:
         commit = _model_info(source, revision).sha
-        return Path(snapshot_download(source, revision=commit, etag_timeout=TIMEOUT_S))
+        snapshot = Path(snapshot_download(source, revision=commit, etag_timeout=TIMEOUT_S))
+        _remember(snapshot, revision)
+        return snapshot
 
     path = _online_or_cached(source, revision, download, _cached_snapshot)
     if folder_weights(path, incomplete_ok=True) == Weights() and any(path.glob("*.safetensors*")):
@@ -195,10 +197,27 @@ def _from_cache(repo_id: str, revision: str | None) -> Checkpoint | None:
 
 
 def _cached_snapshot(repo_id: str, revision: str | None) -> Path | None:
-    from huggingface_hub import try_to_load_from_cache
+    """The cached folder of a revision. Without one: of `main` as last seen, or else the only commit cached (a pinned
+    download does not say which branch it was)."""
+    from huggingface_hub import constants, try_to_load_from_cache
 
     path = try_to_load_from_cache(repo_id, CONFIG_NAME, revision=revision)
-    return Path(path).parent if isinstance(path, str) else None
+    if isinstance(path, str):
+        return Path(path).parent
+    if revision is not None:
+        return None
+    repo = Path(constants.HF_HUB_CACHE) / f"models--{repo_id.replace('/', '--')}"
+    only = [found.parent for found in repo.glob(f"snapshots/*/{CONFIG_NAME}")]
+    return only[0] if len(only) == 1 else None
+
+
+def _remember(snapshot: Path, revision: str | None) -> None:
+    """Note in the cache which commit a branch or tag named, as the hub client does for a download by name."""
+    name = revision or "main"
+    if name != snapshot.name:
+        reference = snapshot.parents[1] / "refs" / name
+        reference.parent.mkdir(parents=True, exist_ok=True)
+        reference.write_text(snapshot.name)
 
 
 def _http_error() -> type[Exception]:

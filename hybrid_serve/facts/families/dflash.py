@@ -56,10 +56,17 @@ def _attention(config: Config, layer: int) -> AttentionLayers:
     return AttentionLayers(
         kind="full" if window is None else "sliding",
         count=1,
-        kv_heads=config.integer("num_key_value_heads", heads),
+        kv_heads=_kv_heads(config, heads),
         head_dim=_head_dim(config, heads),
         window=window,
     )
+
+
+def _kv_heads(config: Config, heads: int) -> int:
+    """Qwen3's config class takes null as one KV head per query head, and has 32 where the file says nothing."""
+    if not _is_qwen3(config):
+        return config.integer("num_key_value_heads")
+    return config.integer("num_key_value_heads", heads if "num_key_value_heads" in config.values else 32)
 
 
 def _head_dim(config: Config, heads: int) -> int:
@@ -74,12 +81,16 @@ def _window(config: Config, layer: int) -> int | None:
     vLLM's rule (model_executor/models/qwen3_dflash.py, _resolve_layer_attention): `layer_types` decides, but
     `dflash_config.use_swa` makes all layers sliding if there are no layer types or none of them is sliding; the window
     is `dflash_config.swa_window_size`, or else `sliding_window`. Before it sees them, transformers' Qwen3Config drops
-    `sliding_window` unless `use_sliding_window` is true, and fills absent layer types from `max_window_layers`.
+    `sliding_window` (4096 where the file says nothing) unless `use_sliding_window` is true, and fills absent layer
+    types from `max_window_layers`.
     """
     dflash = config.section("dflash_config")
     window = config.optional_integer("sliding_window")
-    if _is_qwen3(config) and not config.boolean("use_sliding_window"):
-        window = None
+    if _is_qwen3(config):
+        if "sliding_window" not in config.values:
+            window = 4096
+        if not config.boolean("use_sliding_window"):
+            window = None
     types = _layer_types(config, window)
     if types is None or (dflash.boolean("use_swa") and SLIDING not in types):
         sliding = dflash.boolean("use_swa")
