@@ -129,6 +129,8 @@ class FakeEngine:
         body = (await receive())["body"]
         try:
             request = json.loads(body)
+            if not isinstance(request, dict):
+                raise ValueError("the body is no JSON object")
         except ValueError as error:
             await _respond_json(send, 400, {"error": {"message": str(error), "type": "Bad Request", "code": 400}})
             return

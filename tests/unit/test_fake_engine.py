@@ -1,0 +1,112 @@
+"""The fake engine keeps the Engine contract, so that tests on it mean something."""
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from deployments.config import AppConfig
+from deployments.engines import make_engine
+from hybrid_serve.engine.base import Engine, EngineConfig, EngineStartError
+from hybrid_serve.engine.fake import FakeEngine
+from hybrid_serve.plan.decide import decide
+from hybrid_serve.plan.kv_plan import differences
+from tests.asgi_client import exchange, http_scope
+from tests.demo_app import app_values, demo_offer, demo_pair
+
+CHAT = http_scope("POST", "/v1/chat/completions", {"content-type": "application/json"})
+
+
+def engine_config(folder: Path, **args: Any) -> EngineConfig:
+    pair = demo_pair(AppConfig.model_validate(app_values(folder)))
+    inputs = demo_offer(folder).inputs
+    return EngineConfig(
+        model_name="demo",
+        target_path=str(folder / "target"),
+        drafter_path=str(folder / "draft"),
+        target=pair.target,
+        drafter=pair.drafter,
+        settings=inputs.settings,
+        plan=decide(inputs).plan,
+        engine_args=args,
+    )
+
+
+async def started(folder: Path, **args: Any) -> FakeEngine:
+    engine = FakeEngine()
+    await engine.start(engine_config(folder, **args))
+    return engine
+
+
+def request(**values: Any) -> bytes:
+    return json.dumps({"model": "demo", "messages": [], **values}).encode()
+
+
+async def test_it_reports_its_plan(pair_folder: Path) -> None:
+    engine: Engine = FakeEngine()
+    config = engine_config(pair_folder)
+    assert config.plan is not None
+    assert differences(config.plan, await engine.start(config)) == ()
+
+
+async def test_it_can_report_something_else(pair_folder: Path) -> None:
+    config = engine_config(pair_folder, num_blocks=5)
+    assert config.plan is not None
+    (difference,) = differences(config.plan, await FakeEngine().start(config))
+    assert difference == f"num_blocks: planned {config.plan.num_blocks}, got 5"
+
+
+async def test_it_can_fail_to_start(pair_folder: Path) -> None:
+    with pytest.raises(EngineStartError, match="no luck"):
+        await FakeEngine().start(engine_config(pair_folder, fail="no luck"))
+    with pytest.raises(EngineStartError, match="does not know colour"):
+        await FakeEngine().start(engine_config(pair_folder, colour="red"))
+
+
+async def test_it_answers_models_and_chat(pair_folder: Path) -> None:
+    engine = await started(pair_folder, token_s=0)
+    models = json.loads((await exchange(engine.app, http_scope("GET", "/v1/models"))).body)
+    assert [card["id"] for card in models["data"]] == ["demo"]
+    chat = json.loads((await exchange(engine.app, CHAT, request(max_tokens=2))).body)
+    assert chat["choices"][0]["message"]["content"] == "token0 token1"
+
+
+async def test_it_streams_one_message_a_token(pair_folder: Path) -> None:
+    engine = await started(pair_folder, token_s=0)
+    told = await exchange(engine.app, CHAT, request(max_tokens=3, stream=True))
+    assert told.headers["content-type"].startswith("text/event-stream")
+    assert len(told.messages) == 1 + 3 + 2 and told.complete
+    assert told.body.endswith(b"data: [DONE]\n\n")
+
+
+async def test_a_client_that_leaves_ends_its_request(pair_folder: Path) -> None:
+    engine = await started(pair_folder, token_s=0.005)
+    body = request(max_tokens=10_000, stream=True)
+    told = await exchange(engine.app, CHAT, body, leave_when=lambda told: len(told.messages) == 4)
+    assert not told.complete
+    assert (await engine.stats()).running == 0
+
+
+async def test_running_requests_are_counted(pair_folder: Path) -> None:
+    engine = await started(pair_folder, token_s=0.005)
+    task = asyncio.ensure_future(exchange(engine.app, CHAT, request(max_tokens=20)))
+    await asyncio.sleep(0.02)
+    assert (await engine.stats()).running == 1
+    await task
+    assert (await engine.stats()).running == 0
+
+
+async def test_it_is_unhealthy_once_stopped(pair_folder: Path) -> None:
+    engine = await started(pair_folder)
+    await engine.check_health()
+    await engine.stop()
+    with pytest.raises(EngineStartError):
+        await engine.check_health()
+
+
+def test_engines_are_made_by_name() -> None:
+    assert isinstance(make_engine("fake"), FakeEngine)
+    with pytest.raises(ValueError, match="vllm, fake"):
+        make_engine("other")
