@@ -117,7 +117,7 @@ def _from_hub(repo_id: str, revision: str | None) -> Checkpoint:
         return Config.parse(_fetch(repo_id, commit, name), f"{repo_id}@{commit[:12]}/{name}")
 
     config = fetch(CONFIG_NAME)
-    files = used_files(names, fetch(INDEX_NAME).values if INDEX_NAME in names else None)
+    files = used_files(names, fetch(INDEX_NAME) if INDEX_NAME in names else None)
     hashes = {file.rfilename: file.lfs.sha256 if file.lfs else file.blob_id for file in info.siblings}
     absent = [name for name in files if name not in hashes]
     if absent:

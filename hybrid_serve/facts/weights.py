@@ -9,8 +9,8 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
+from hybrid_serve.facts.config import Config
 from hybrid_serve.facts.errors import fail
 
 INDEX_NAME = "model.safetensors.index.json"
@@ -60,11 +60,11 @@ def parse_header(raw: bytes, where: str) -> Header:
     return Header(data_bytes=max(ends, default=0), dtypes=dtypes)
 
 
-def used_files(names: Iterable[str], index: Mapping[str, Any] | None) -> tuple[str, ...]:
+def used_files(names: Iterable[str], index: Config | None) -> tuple[str, ...]:
     """The files vLLM loads: those the index names, or every safetensors file if there is no index."""
     if index is None:
         return tuple(sorted(name for name in names if name.endswith(".safetensors") and "/" not in name))
-    return tuple(sorted(set(index.get("weight_map", {}).values())))
+    return tuple(sorted(set(index.section("weight_map").values.values())))
 
 
 def content_identity(hashes: Mapping[str, str]) -> str:
@@ -85,7 +85,7 @@ def folder_weights(folder: Path, *, incomplete_ok: bool = False) -> Weights:
     """
     names = [path.name for path in folder.glob("*.safetensors")]
     index_path = folder / INDEX_NAME
-    index = json.loads(index_path.read_bytes()) if index_path.is_file() else None
+    index = Config.parse(index_path.read_bytes(), str(index_path)) if index_path.is_file() else None
     files = used_files(names, index)
     absent = [name for name in files if not (folder / name).is_file()]
     if absent and not incomplete_ok:

@@ -126,6 +126,12 @@ def test_a_broken_weight_file_is_found_before_the_engine_starts(tmp_path: Path, 
         read_drafter(write_checkpoint(tmp_path, dflash(), {"model.safetensors": content}))
 
 
+def test_a_broken_index_is_named(tmp_path: Path) -> None:
+    files = {"model.safetensors.index.json": b"{"}
+    with pytest.raises(FactsError, match=r"index\.json is not JSON"):
+        read_target(write_checkpoint(tmp_path, qwen3_5(), files))
+
+
 @pytest.mark.parametrize("shared_store", [False, True])
 def test_a_cached_snapshot_is_known_by_its_content_hashes(tmp_path: Path, shared_store: bool) -> None:
     content = drafter_file(1)
