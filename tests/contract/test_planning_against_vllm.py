@@ -1,6 +1,7 @@
 """The planner against the installed vLLM's own code: stock's grouping, and what it makes of our plans."""
 
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -57,7 +58,7 @@ def test_stock_groups_and_capacity_are_vllms(inputs: PlanInputs) -> None:
     predicted = stock(inputs)
     if isinstance(predicted, Impossible):
         if predicted.error == "ValueError":
-            with pytest.raises(ValueError, match="KV cache is needed|No available memory"):
+            with pytest.raises(ValueError, match=r"KV cache is needed|No available memory"):
                 kv_cache_config(inputs)
         return
     config, tokens, concurrency = kv_cache_config(inputs)
@@ -91,7 +92,7 @@ def test_no_two_layers_of_a_group_share_a_byte_and_none_leaves_its_block(inputs:
         first, last = (ranges(config, group, specs, block) for block in (0, config.num_blocks - 1))
         for pages in (first, last):
             assert len(pages) == len(group.layer_names)
-            assert all(a_end <= b_start for (_, a_end), (b_start, _) in zip(pages, pages[1:], strict=False))
+            assert all(a_end <= b_start for (_, a_end), (b_start, _) in pairwise(pages))
         assert last[-1][1] <= size
 
 
@@ -108,7 +109,9 @@ def test_every_real_layer_gets_a_group_and_the_drafters_are_marked() -> None:
 
 def test_a_plan_for_other_layers_is_refused_with_both_sides() -> None:
     plan = planned(seed(num_speculative_tokens=4))
-    with pytest.raises(PlanMismatchError, match=r"30 mamba layers of 2,211,840 bytes.*30 mamba layers of 2,277,376 bytes"):
+    with pytest.raises(
+        PlanMismatchError, match=r"30 mamba layers of 2,211,840 bytes.*30 mamba layers of 2,277,376 bytes"
+    ):
         kv_cache_config(seed(), plan)
 
 

@@ -1,0 +1,108 @@
+"""Runs one real engine in a process of its own and prints what came of it, as JSON on the last line.
+
+    python -m tests.contract.run_engine '{"policy": "best", "drafter": true, "prompts": 50}'
+
+Keys: policy ("best" | "stock"), drafter (bool), prompts (held-out ones, greedy), max_tokens, tokens (K), plan_tokens (K
+that the plan is made for, to hand the engine a wrong plan), worker_extension_cls, kv_memory.
+"""
+
+import asyncio
+import json
+import logging
+import sys
+from dataclasses import asdict, replace
+from typing import Any
+
+import httpx
+
+from hybrid_serve.demo.corpus import held_out_prompts
+from hybrid_serve.demo.geometry import DRAFT_DIR, TARGET_DIR
+from hybrid_serve.engine.base import EngineConfig, EngineStartError
+from hybrid_serve.engine.vllm_engine import VLLMEngine
+from hybrid_serve.facts.assemble import plan_inputs
+from hybrid_serve.facts.checkpoint import read_drafter, read_target
+from hybrid_serve.facts.probe import measure_device
+from hybrid_serve.plan.decide import decide
+from hybrid_serve.plan.inputs import EngineSettings
+from hybrid_serve.plan.kv_plan import differences
+
+PROMPT_SEED = 2026
+CONCURRENCY = 4
+
+
+async def run(task: dict[str, Any]) -> dict[str, Any]:
+    """One engine's life; `error` instead of figures if it did not start."""
+    target = read_target(str(TARGET_DIR), mamba_ssm_cache_dtype="float32")
+    drafter = read_drafter(str(DRAFT_DIR)) if task["drafter"] else None
+    tokens = task.get("tokens", 7) if drafter else 0
+    settings = EngineSettings(
+        num_speculative_tokens=tokens, max_model_len=2048, max_num_batched_tokens=2048, max_num_seqs=16
+    )
+    inputs = plan_inputs(
+        target=target,
+        drafter=drafter,
+        settings=replace(settings, num_speculative_tokens=task.get("plan_tokens", tokens)),
+        device=measure_device("cpu"),
+        kv_memory_bytes=task.get("kv_memory", 1 << 30),
+        vllm="0.29.0",
+    )
+    decision = decide(inputs, task["policy"])
+    assert decision.plan is not None
+    extra = {"enforce_eager": True}
+    if "worker_extension_cls" in task:
+        extra["worker_extension_cls"] = task["worker_extension_cls"]
+    config = EngineConfig(
+        model_name="demo",
+        target_path=str(TARGET_DIR),
+        drafter_path=str(DRAFT_DIR) if drafter else None,
+        target=target,
+        drafter=drafter,
+        settings=settings,
+        plan=decision.plan,
+        engine_args=extra,
+    )
+    engine = VLLMEngine()
+    try:
+        report = await engine.start(config)
+    except EngineStartError as error:
+        return {"error": str(error)}
+    try:
+        outputs = await generate(engine, task)
+        stats = await engine.stats()
+        return {
+            "report": report.to_json(),
+            "plan": decision.plan.to_json(),
+            "plan_id": decision.plan.plan_id,
+            "stock_kv_tokens": decision.stock_kv_tokens,
+            "differences": differences(decision.plan, report),
+            "outputs": outputs,
+            "stats": asdict(stats),
+            "mean_acceptance_length": stats.mean_acceptance_length,
+        }
+    finally:
+        await engine.stop()
+
+
+async def generate(engine: VLLMEngine, task: dict[str, Any]) -> list[list[int]]:
+    """Greedy token ids of the held-out prompts, through vLLM's own OpenAI app."""
+    limit = asyncio.Semaphore(CONCURRENCY)
+    transport = httpx.ASGITransport(app=engine.app)
+    async with httpx.AsyncClient(transport=transport, base_url="http://engine", timeout=600) as client:
+
+        async def one(messages: list[dict[str, str]]) -> list[int]:
+            body = {"model": "demo", "messages": messages, "temperature": 0, "return_token_ids": True}
+            async with limit:
+                answer = await client.post(
+                    "/v1/chat/completions", json=body | {"max_tokens": task.get("max_tokens", 160)}
+                )
+            answer.raise_for_status()
+            token_ids: list[int] = answer.json()["choices"][0]["token_ids"]
+            return token_ids
+
+        prompts = held_out_prompts(task.get("prompts", 0), PROMPT_SEED)
+        return list(await asyncio.gather(*(one(prompt.messages) for prompt in prompts)))
+
+
+if __name__ == "__main__":
+    logging.basicConfig(level=logging.INFO)
+    print(json.dumps(asyncio.run(run(json.loads(sys.argv[1])))))

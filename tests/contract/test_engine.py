@@ -1,0 +1,156 @@
+"""The real vLLM engine on the demo pair: predicted = actual, the same tokens, a drafter whose KV cache is right."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from hybrid_serve.demo.geometry import DRAFT_DIR, TARGET_DIR
+
+pytestmark = [pytest.mark.contract, pytest.mark.timeout(600)]
+
+ROOT = Path(__file__).parents[2]
+PROMPTS = 50
+
+
+@dataclass(frozen=True)
+class Run:
+    """What `tests.contract.run_engine` printed, and the engine's log."""
+
+    answer: dict[str, Any]
+    log: str
+
+    @property
+    def logged_kv_tokens(self) -> int:
+        """vLLM's own line."""
+        (found,) = set(re.findall(r"GPU KV cache size: ([\d,]+) tokens", self.log))
+        return int(found.replace(",", ""))
+
+
+def run_engine(env: dict[str, str] | None = None, **task: Any) -> Run:
+    process = subprocess.run(
+        [sys.executable, "-m", "tests.contract.run_engine", json.dumps({"policy": "best", "drafter": True} | task)],
+        cwd=ROOT,
+        env=os.environ | {"VLLM_LOGGING_LEVEL": "INFO"} | (env or {}),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=550,
+    )
+    last = next((line for line in reversed(process.stdout.splitlines()) if line.startswith("{")), None)
+    assert last is not None, f"the engine printed no answer:\n{process.stdout[-4000:]}"
+    return Run(json.loads(last), process.stdout)
+
+
+@cache
+def best() -> Run:
+    return run_engine(prompts=PROMPTS)
+
+
+@cache
+def stock() -> Run:
+    return run_engine(policy="stock", prompts=PROMPTS)
+
+
+@cache
+def without_drafter() -> Run:
+    return run_engine(drafter=False, prompts=PROMPTS)
+
+
+@pytest.mark.parametrize("run", [best, stock, without_drafter], ids=["best", "stock", "best without drafter"])
+def test_the_engine_gets_what_was_predicted_to_the_block(run: Any) -> None:
+    answer = run().answer
+    assert answer["differences"] == []
+    assert answer["report"]["num_blocks"] == answer["plan"]["num_blocks"]
+    rows = [[g["kind"], g["layers"], g["block_size"], g["page_size_bytes"]] for g in answer["plan"]["groups"]]
+    assert answer["report"]["groups"] == rows
+    assert run().logged_kv_tokens == answer["report"]["kv_tokens"]
+
+
+def test_the_plan_holds_at_least_1_6_times_stocks_tokens_in_the_same_memory() -> None:
+    assert best().logged_kv_tokens >= 1.6 * stock().logged_kv_tokens
+    assert best().answer["stock_kv_tokens"] == stock().logged_kv_tokens
+
+
+def test_greedy_tokens_are_the_same_under_the_stock_plan_and_under_ours() -> None:
+    ours, theirs = best().answer["outputs"], stock().answer["outputs"]
+    assert len(ours) == PROMPTS and min(map(len, ours)) > 0
+    assert ours == theirs
+
+
+def test_greedy_tokens_are_the_same_with_and_without_the_drafter() -> None:
+    pairs = list(zip(best().answer["outputs"], without_drafter().answer["outputs"], strict=True))
+    total = sum(max(len(a), len(b)) for a, b in pairs)
+    equal = sum(x == y for a, b in pairs for x, y in zip(a, b, strict=False))
+    assert total > 20 * PROMPTS
+    assert equal / total >= 0.99
+
+
+def test_the_drafter_is_accepted_as_much_as_under_stock() -> None:
+    ours, theirs = best().answer["mean_acceptance_length"], stock().answer["mean_acceptance_length"]
+    assert ours >= 3.0
+    assert ours == pytest.approx(theirs, rel=0.02)
+
+
+def test_acceptance_falls_when_the_drafters_layers_share_a_page() -> None:
+    corrupted = run_engine(
+        prompts=12, worker_extension_cls="tests.contract.corrupting_worker.CorruptingWorkerExtension"
+    )
+    assert corrupted.answer["differences"] == []
+    assert corrupted.answer["mean_acceptance_length"] < 0.8 * best().answer["mean_acceptance_length"]
+    assert corrupted.answer["outputs"] == best().answer["outputs"][:12]
+
+
+def test_a_plugin_that_is_not_loaded_ends_the_start() -> None:
+    failed = run_engine(env={"VLLM_PLUGINS": "another_plugin"})
+    assert "error" in failed.answer
+    assert "not in force in the engine core" in failed.log and "VLLM_PLUGINS" in failed.log
+
+
+def test_a_plan_for_another_k_ends_the_start_with_both_sides() -> None:
+    failed = run_engine(plan_tokens=3)
+    assert "error" in failed.answer
+    assert "is for another engine" in failed.log
+
+
+def test_vllms_own_server_runs_a_plan_without_ray() -> None:
+    command = [
+        sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(TARGET_DIR),
+        "--host", "127.0.0.1", "--port", "18231", "--max-model-len", "2048", "--max-num-seqs", "16",
+        "--max-num-batched-tokens", "2048", "--enforce-eager", "--no-enable-prefix-caching",
+        "--kv-cache-memory-bytes", str(1 << 30), "--mamba-ssm-cache-dtype", "float32",
+        "--speculative-config", json.dumps({"method": "dflash", "model": str(DRAFT_DIR), "num_speculative_tokens": 7}),
+        "--additional-config", '{"hybrid_serve": {"plan": "auto"}}',
+    ]  # fmt: skip
+    server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=ROOT)
+    try:
+        url = "http://127.0.0.1:18231"
+        wait_until_healthy(url, server)
+        body = {"model": str(TARGET_DIR), "prompt": "Request: count", "max_tokens": 4}
+        assert httpx.post(f"{url}/v1/completions", json=body, timeout=60).status_code == 200
+    finally:
+        server.send_signal(signal.SIGTERM)
+        log = server.communicate(timeout=60)[0]
+    assert Run({}, log).logged_kv_tokens == best().logged_kv_tokens
+
+
+def wait_until_healthy(url: str, server: subprocess.Popen[str], seconds: float = 120) -> None:
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        assert server.poll() is None, f"the server ended: {server.communicate()[0][-3000:]}"
+        try:
+            if httpx.get(f"{url}/health", timeout=2).status_code == 200:
+                return
+        except httpx.HTTPError:
+            time.sleep(0.5)
+    raise AssertionError(f"the server was not healthy within {seconds} s")
