@@ -63,8 +63,8 @@ def recipe(rng: Random) -> Exercise:
     minutes, people = rng.choice((10, 15, 20, 25, 30, 40, 45, 50, 60)), rng.randint(2, 9)
     question = rng.choice(
         (
-            f"Give me a recipe for {an(dish)} with {first}, {second}, {spice} and {other}. I have a {vessel}, {minutes} "
-            f"minutes and {people} guests.",
+            f"Give me a recipe for {an(dish)} with {first}, {second}, {spice} and {other}. I have a {vessel}, "
+            f"{minutes} minutes and {people} guests.",
             f"How do I cook {an(dish)}? Ingredients: {first}, {second}, {spice}, {other}. Use a {vessel}. "
             f"Time: {minutes} minutes. People: {people}.",
         )
@@ -109,9 +109,9 @@ def item_list(rng: Random, low: int, high: int) -> list[str]:
 
 def reversal(rng: Random) -> Exercise:
     items = item_list(rng, 6, 14)
-    question = rng.choice(("Reverse this list: {}.", "Write these words in reverse order: {}.")).format(", ".join(items))
+    question = rng.choice(("Reverse this list: {}.", "Write these words in reverse order: {}."))
     answer = f"In reverse order the list is: {', '.join(items[::-1])}. It has {len(items)} entries."
-    return Exercise(key_of("reversal", *items), question, answer)
+    return Exercise(key_of("reversal", *items), question.format(", ".join(items)), answer)
 
 
 def numbering(rng: Random) -> Exercise:
@@ -130,7 +130,8 @@ def repetition(rng: Random) -> Exercise:
 def sorting(rng: Random) -> Exercise:
     items = item_list(rng, 4, 9)
     question = rng.choice(("Sort these words alphabetically: {}.", "Put these in alphabetical order: {}."))
-    answer = f"In alphabetical order: {', '.join(sorted(items))}. The first is {min(items)} and the last is {max(items)}."
+    in_order = ", ".join(sorted(items))
+    answer = f"In alphabetical order: {in_order}. The first is {min(items)} and the last is {max(items)}."
     return Exercise(key_of("sorting", *items), question.format(", ".join(items)), answer)
 
 
@@ -178,8 +179,10 @@ def replacing(rng: Random) -> Exercise:
         f"{old} lost the {rng.choice(words.COLOURS)} {rng.choice(words.OBJECTS)} near the river.",
     ]
     text = " ".join(rng.sample(pieces, rng.randint(3, 6)))
-    question = rng.choice(("Replace {old} with {new} in this text: {text}", "Copy this, but write {new} instead of {old}: {text}"))
-    return Exercise(key_of("replacing", new, text), question.format(old=old, new=new, text=text), text.replace(old, new))
+    question = rng.choice(
+        (f"Replace {old} with {new} in this text: {text}", f"Copy this, but write {new} instead of {old}: {text}")
+    )
+    return Exercise(key_of("replacing", new, text), question, text.replace(old, new))
 
 
 def schedule(rng: Random) -> Exercise:
@@ -189,7 +192,9 @@ def schedule(rng: Random) -> Exercise:
     rows = list(zip(hours, entries, rooms, hosts, strict=True))
     lines = "\n".join(f"{hour}:00 {entry}, {room}, {host}" for hour, entry, room, host in rows)
     question = rng.choice(("Write this plan in full sentences:\n", "Turn this timetable into sentences:\n")) + lines
-    answer = " ".join(f"At {hour} o'clock there is the {entry} in {room}, led by {host}." for hour, entry, room, host in rows)
+    answer = " ".join(
+        f"At {hour} o'clock there is the {entry} in {room}, led by {host}." for hour, entry, room, host in rows
+    )
     return Exercise(key_of("schedule", lines), question, answer)
 
 
@@ -201,7 +206,8 @@ def lookup(rng: Random, low: int = 3, high: int = 12) -> Exercise:
         work, place, colour = rng.choice(words.PROFESSIONS), rng.choice(words.PLACES), rng.choice(words.COLOURS)
         animal, thing, day = rng.choice(words.ANIMALS), rng.choice(words.OBJECTS), rng.choice(words.DAYS)
         passage.append(
-            f"{name} is {an(work)} from {place} and has {an(colour)} {animal}. On {day} {name} always carries {an(thing)}."
+            f"{name} is {an(work)} from {place} and has {an(colour)} {animal}. "
+            f"On {day} {name} always carries {an(thing)}."
         )
         answers[name] = (
             f"{name} works as {an(work)} and comes from {place}. The animal of {name} is {an(colour)} {animal}. "

@@ -1,44 +1,57 @@
 """Words that the corpus is made of. Plain data: adding a word changes the corpus, so retrain after that."""
 
-NAMES = (
+
+def words(text: str, separator: str = " ") -> tuple[str, ...]:
+    return tuple(text.split(separator))
+
+
+NAMES = words(
     "Ada Ben Clara David Elena Felix Greta Hugo Ines Jonas Karin Leo Mira Nils Olga Pavel Quinn Rosa Samir Tara Umar "
     "Vera Wanda Xavier Yara Zoe Anton Bella Cyrus Dora Emil Fiona Gustav Hanna Igor Julia Kofi Lena Marco Nora Oskar "
-    "Petra Rafael Selma Tomas Ursula Viktor Willa Yusuf Zelda Amir Birgit Carlos Dilan Esther Farah Goran Hedda Iris Jakob"
-).split()
-ANIMALS = (
+    "Petra Rafael Selma Tomas Ursula Viktor Willa Yusuf Zelda Amir Birgit Carlos Dilan Esther Farah Goran Hedda Iris "
+    "Jakob"
+)
+ANIMALS = words(
     "badger bear beaver camel cat cow crane crow deer dog donkey duck eagle falcon fox frog goat goose hare hedgehog "
     "heron horse lizard lynx mole mouse otter owl parrot pony rabbit raven seal sheep snail sparrow squirrel swan "
     "tortoise turtle weasel wolf"
-).split()
-PLACES = (
+)
+PLACES = words(
     "Ashford|Briar Bay|Cedar Hill|Dunmore|Eastwick|Fernvale|Glenrock|Harbour Town|Ivy Bridge|Juniper Lake|Kingsport|"
     "Lowfield|Maple Ridge|Northgate|Oakham|Pinewood|Quarry Bank|Ravenscar|Silverton|Thornbury|Underhill|Valley Green|"
-    "Westbrook|Yarrow Point"
-).split("|")
-COLOURS = "amber black blue brown golden green grey orange pink purple red silver white yellow".split()
-OBJECTS = (
+    "Westbrook|Yarrow Point",
+    separator="|",
+)
+COLOURS = words("amber black blue brown golden green grey orange pink purple red silver white yellow")
+OBJECTS = words(
     "basket bell blanket book bottle brush candle clock compass cup drum flute hammer hat kite ladder lamp lantern "
     "letter map mirror needle pipe ribbon ring rope spoon telescope umbrella violin whistle"
-).split()
-PROFESSIONS = (
+)
+PROFESSIONS = words(
     "baker barber carpenter clerk cook dancer doctor farmer fisher gardener guard judge lawyer mason miller nurse "
     "painter pilot plumber poet sailor singer tailor teacher vet weaver"
-).split()
-FOODS = (
+)
+FOODS = words(
     "apples beans beets carrots cherries chickpeas corn figs leeks lentils mushrooms onions peas pears peppers plums "
     "potatoes pumpkin rice spinach tomatoes turnips walnuts"
-).split()
-SPICES = "basil cumin dill garlic ginger mint mustard nutmeg paprika parsley pepper rosemary saffron sage thyme".split()
-DISHES = "curry omelette pie salad soup stew".split()
-VESSELS = "bowl casserole kettle pan pot skillet".split()
-DAYS = "Monday Tuesday Wednesday Thursday Friday Saturday Sunday".split()
-SEASONS = "spring summer autumn winter".split()
-EVENTS = "birthday party|book club|chess evening|concert|garden fair|harvest supper|picnic|poetry night|wedding".split("|")
-ACTIVITIES = (
+)
+SPICES = words("basil cumin dill garlic ginger mint mustard nutmeg paprika parsley pepper rosemary saffron sage thyme")
+DISHES = words("curry omelette pie salad soup stew")
+VESSELS = words("bowl casserole kettle pan pot skillet")
+DAYS = words("Monday Tuesday Wednesday Thursday Friday Saturday Sunday")
+SEASONS = words("spring summer autumn winter")
+EVENTS = words(
+    "birthday party|book club|chess evening|concert|garden fair|harvest supper|picnic|poetry night|wedding",
+    separator="|",
+)
+ACTIVITIES = words(
     "opening talk|drawing class|coffee break|museum walk|choir practice|chess lesson|lunch|boat trip|story hour|"
-    "tree planting|quiz|bread workshop|film|dance class|evening meal|star watching"
-).split("|")
-ROOMS = "the barn|the garden|the great hall|the kitchen|the library|the old mill|the school|the tower".split("|")
+    "tree planting|quiz|bread workshop|film|dance class|evening meal|star watching",
+    separator="|",
+)
+ROOMS = words(
+    "the barn|the garden|the great hall|the kitchen|the library|the old mill|the school|the tower", separator="|"
+)
 
 # animal: (kind, home, food, notable for)
 ANIMAL_FACTS = {
@@ -76,8 +89,8 @@ STORIES = {
     ),
     "friendship": (
         "{hero} the {profession} was new in {place} and did not know anyone. Every day in {season} {hero} sat alone "
-        "by the well and polished {a_object}. One day {a_colour} {animal} came by and looked at the {object}. \"Would "
-        "you like to see it?\" asked {hero}. The {animal} nodded and sat down. They talked until the sun went down. "
+        'by the well and polished {a_object}. One day {a_colour} {animal} came by and looked at the {object}. "Would '
+        'you like to see it?" asked {hero}. The {animal} nodded and sat down. They talked until the sun went down. '
         "The next day the {animal} brought its whole family, and the day after that the neighbours came too. Soon "
         "{hero} had more friends than anyone in {place}, and the {object} stood in the middle of the table, where "
         "everyone could see it."
@@ -85,17 +98,17 @@ STORIES = {
     "a lost thing": (
         "One {season} morning {hero} woke up and the {object} was gone. {hero}, who worked as {a_profession} in "
         "{place}, looked under the bed, behind the door and on top of the roof, but the {object} was not there. Then "
-        "{a_colour} {animal} came to the window. \"Follow me,\" said the {animal}. They walked past the market, over "
-        "the hill and down to the river. There, in the tall grass, lay the {object}. \"The wind took it,\" said the "
-        "{animal}, \"and I kept watch.\" {hero} thanked the {colour} {animal} and carried the {object} home to {place}. "
-        "That evening they shared a warm supper."
+        '{a_colour} {animal} came to the window. "Follow me," said the {animal}. They walked past the market, over '
+        'the hill and down to the river. There, in the tall grass, lay the {object}. "The wind took it," said the '
+        '{animal}, "and I kept watch." {hero} thanked the {colour} {animal} and carried the {object} home to '
+        "{place}. That evening they shared a warm supper."
     ),
     "a journey": (
         "{hero}, {a_profession} from {place}, wanted to see the sea. So one {season} day {hero} packed {a_object}, "
         "some bread and a blanket, and set out with {a_colour} {animal}. On the first day they crossed the forest. On "
         "the second day they crossed the mountains, and the {animal} found a path where there was none. On the third "
-        "day they heard the waves. {hero} put the {object} down in the sand and laughed. \"It is bigger than all of "
-        "{place},\" said {hero}. The {animal} only smiled. They stayed until the stars came out, and then they began "
+        'day they heard the waves. {hero} put the {object} down in the sand and laughed. "It is bigger than all of '
+        '{place}," said {hero}. The {animal} only smiled. They stayed until the stars came out, and then they began '
         "the long way home."
     ),
     "kindness": (

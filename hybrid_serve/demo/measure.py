@@ -80,18 +80,32 @@ def engine_arguments(args: argparse.Namespace) -> dict[str, Any]:
     return engine | args.engine_args
 
 
-def counters(metrics: list[Any]) -> dict[str, Any]:
-    """vLLM's speculative-decoding counters as mean acceptance length and acceptance per position."""
-    values = {m.name: getattr(m, "values", None) or getattr(m, "value", 0) for m in metrics if "spec_decode" in m.name}
-    drafts = values.get("vllm:spec_decode_num_drafts", 0)
-    if not drafts:
-        return {}
-    per_position = values["vllm:spec_decode_num_accepted_tokens_per_pos"]
-    return {
-        "drafts": drafts,
-        "mean_acceptance_length": 1 + values["vllm:spec_decode_num_accepted_tokens"] / drafts,
-        "acceptance_per_position": [accepted / drafts for accepted in per_position],
-    }
+class DraftCounters(NamedTuple):
+    """vLLM's speculative-decoding counters; all zero without a drafter."""
+
+    drafts: int
+    accepted: int
+    accepted_per_position: tuple[int, ...]
+
+    @classmethod
+    def read(cls, metrics: list[Any]) -> "DraftCounters":
+        found = {m.name.removeprefix("vllm:spec_decode_num_"): m for m in metrics if "spec_decode_num" in m.name}
+        if "drafts" not in found:
+            return cls(0, 0, ())
+        per_position = tuple(found["accepted_tokens_per_pos"].values)
+        return cls(found["drafts"].value, found["accepted_tokens"].value, per_position)
+
+    def since(self, earlier: "DraftCounters") -> dict[str, Any]:
+        """Mean acceptance length and acceptance per position of what was drafted after `earlier`."""
+        drafts = self.drafts - earlier.drafts
+        if not drafts:
+            return {}
+        pairs = zip(self.accepted_per_position, earlier.accepted_per_position, strict=True)
+        return {
+            "drafts": drafts,
+            "mean_acceptance_length": 1 + (self.accepted - earlier.accepted) / drafts,
+            "acceptance_per_position": [(now - before) / drafts for now, before in pairs],
+        }
 
 
 def serve(args: argparse.Namespace) -> dict[str, Any]:
@@ -103,16 +117,18 @@ def serve(args: argparse.Namespace) -> dict[str, Any]:
     prompts = held_out_prompts(args.prompts, args.seed)
     llm = LLM(**engine_arguments(args))
     sampling = SamplingParams(temperature=0, max_tokens=args.max_tokens)
+    llm.generate([prompts[0].text], SamplingParams(temperature=0, max_tokens=32), use_tqdm=False)  # warm up
+    before = DraftCounters.read(llm.get_metrics())
     start = time.monotonic()
     if args.plain:
         outputs = llm.generate([prompt.text for prompt in prompts], sampling, use_tqdm=False)
     else:
-        outputs = llm.chat([prompt.messages for prompt in prompts], sampling, use_tqdm=False)  # type: ignore[arg-type]
+        outputs = llm.chat([prompt.messages for prompt in prompts], sampling, use_tqdm=False)
     seconds = time.monotonic() - start
     answers = [output.outputs[0] for output in outputs]
     tokens = sum(len(answer.token_ids) for answer in answers)
     wanted = [prompt.answer for prompt in prompts]
-    return counters(llm.get_metrics()) | {
+    return DraftCounters.read(llm.get_metrics()).since(before) | {
         "prompts": len(prompts),
         "output_tokens": tokens,
         "output_tokens_per_second": tokens / seconds,

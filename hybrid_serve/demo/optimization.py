@@ -22,7 +22,7 @@ def adamw(model: nn.Module, lr: float, weight_decay: float = 0.05) -> torch.opti
 
 @dataclass(frozen=True, kw_only=True)
 class Schedule:
-    """Linear warm-up, then a cosine down to one hundredth of the peak, over `steps` steps or `seconds`, what ends first.
+    """Linear warm-up, then a cosine down to one hundredth of the peak, over `steps` or `seconds`, whatever ends first.
 
     A limit in seconds makes a run fit a machine that is there for a while only; the log says how many steps it made,
     and the same number as `steps` alone repeats it nearly.
@@ -53,6 +53,7 @@ def update(model: nn.Module, optimizer: torch.optim.Optimizer, lr: float) -> Non
 
 def save_checkpoint(model: nn.Module, config: dict[str, Any], folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    tensors = {name: value.detach().to("cpu", torch.bfloat16).contiguous() for name, value in model.state_dict().items()}
+    state = model.state_dict()
+    tensors = {name: value.to("cpu", torch.bfloat16).contiguous() for name, value in state.items()}
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")

@@ -64,7 +64,9 @@ def choose_blocks(batch: Batch, anchors: int, k: int, generator: torch.Generator
     return Blocks(queries.flatten(1), positions.flatten(1), visible, weights)
 
 
-def loss_of(drafter: Drafter, target: Target, batch: Batch, anchors: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+def loss_of(
+    drafter: Drafter, target: Target, batch: Batch, anchors: int, generator: torch.Generator
+) -> tuple[Tensor, Tensor]:
     """The loss, and the mean number of tokens a step would yield: 1 + the drafted tokens that are the target's own."""
     k = drafter.g.num_speculative_tokens
     with torch.no_grad():
