@@ -112,6 +112,7 @@ def serve(args: argparse.Namespace) -> dict[str, Any]:
     """Run one engine over the prompts; heavy imports wait until here, so that --help stays quick."""
     # The CPU backend reads this variable, and newer ones the engine argument.
     os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", str(max(1, -(-args.kv_memory // GIB))))
+    os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")  # standard output is for the result
     from vllm import LLM, SamplingParams
 
     prompts = held_out_prompts(args.prompts, args.seed)
