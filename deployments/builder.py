@@ -11,6 +11,7 @@ from deployments.config import AppConfig
 from deployments.errors import AppError
 from deployments.ingress import Ingress
 from deployments.loading import load_config
+from deployments.local_ray import stay_local
 from deployments.pair import inputs_for, read_pair
 from deployments.replica import Replica
 from deployments.sizing import PoolSizing, size_pool
@@ -40,11 +41,12 @@ class AppArgs(BaseModel):
 
 
 def app(args: AppArgs) -> Application:
-    """Build the app.
+    """Build the app. Where no Ray runs, the one that `serve run` then starts is kept to this machine.
 
     Raises:
         AppError: the configuration, a path, the pair or the memory is wrong; the message says what to change.
     """
+    stay_local()
     return build(load_config(args.config, args.model_extra))
 
 

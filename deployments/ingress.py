@@ -11,6 +11,7 @@ from ray.serve.exceptions import BackPressureError, RayServeException
 from ray.serve.handle import DeploymentHandle
 
 from deployments.asgi import plain_scope
+from deployments.local_grpc import keep_grpc_local
 from deployments.openai_errors import end_stream_with_error, send_error
 from hybrid_serve.engine.base import Message, Receive, Scope, Send
 
@@ -26,6 +27,7 @@ class Ingress:
 
     def __init__(self, pool: DeploymentHandle, model_name: str, check_model: bool = True) -> None:
         """`check_model=False` leaves the model name to vLLM: with LoRA adapters it knows more names than one."""
+        keep_grpc_local()
         # gRPC between replicas costs less per chunk than Ray's streaming object references.
         self._forwarder = Forwarder(
             pool.options(

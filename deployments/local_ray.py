@@ -4,37 +4,66 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import psutil
 import ray
 from ray._private import ray_constants, services
 
 
-def stay_on_loopback() -> None:
+GRACE_S = 5.0
+
+_ENVIRONMENT = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    # From the HTTP proxy to the ingress by gRPC, as from the ingress to the replicas: less per chunk than actor calls.
+    "RAY_SERVE_PROXY_USE_GRPC": "1",
+}
+
+
+def stay_local() -> None:
     """A Ray that this process starts from now on listens on 127.0.0.1 only. Idempotent; a running Ray is left alone.
 
     Ray has no option for it on Linux (`ray.init(_node_ip_address="127.0.0.1")` is turned into the outer address);
     on desktops it does so by default, by this constant. To be removed when Ray has an option.
     """
     if not ray.is_initialized() and services.get_ray_address_from_environment(None, None) is None:
-        ray_constants.ENABLE_RAY_CLUSTER = False
+        _prepare()
+
+
+def _prepare() -> None:
+    ray_constants.ENABLE_RAY_CLUSTER = False
+    for name, value in _ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
 
 
 @contextmanager
 def private_ray(**options: Any) -> Iterator[None]:
-    """Ray with a temporary folder of its own on free ports; stopped, and the folder removed, at the end.
+    """Ray with a temporary folder of its own on free ports; at the end all that it started is stopped.
 
     `options` go to `ray.init`. An already running Ray, also one named in RAY_ADDRESS, is not used.
     """
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    ray_constants.ENABLE_RAY_CLUSTER = False
+    _prepare()
     # Short: a socket's path in it may have 107 bytes.
     folder = Path(tempfile.mkdtemp(prefix="hs-ray-"))
+    started: list[psutil.Process] = []
     try:
         ray.init("local", **{"namespace": "serve", "include_dashboard": False, "_temp_dir": str(folder), **options})
         yield
     finally:
+        # Before the shutdown: a process whose parent has ended is no longer found below this one.
+        started = psutil.Process().children(recursive=True)
         ray.shutdown()
+        _end(started)
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _end(processes: list[psutil.Process]) -> None:
+    """Ends those that still run, by handle: first asked, then killed."""
+    _, alive = psutil.wait_procs(processes, timeout=GRACE_S)
+    for signal_name in ("terminate", "kill"):
+        for process in alive:
+            with suppress(psutil.NoSuchProcess):
+                getattr(process, signal_name)()
+        _, alive = psutil.wait_procs(alive, timeout=GRACE_S)

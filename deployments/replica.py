@@ -14,6 +14,7 @@ from deployments.asgi import run_app
 from deployments.capacity_line import capacity_line
 from deployments.config import AppConfig
 from deployments.engines import make_engine
+from deployments.local_grpc import keep_grpc_local
 from deployments.pair import Pair, inputs_for, read_pair, source_of
 from hybrid_serve.engine.base import Engine, EngineConfig, EngineStartError, Message
 from hybrid_serve.facts.hub import materialise
@@ -36,6 +37,7 @@ class Replica:
     """
 
     async def __init__(self, config: AppConfig) -> None:
+        keep_grpc_local()
         self._config = config
         self._engine: Engine = make_engine(config.engine.implementation)
         self._report: EngineReport | None = None

@@ -5,6 +5,7 @@
 
 import argparse
 import logging
+import re
 import signal
 import sys
 import threading
@@ -19,6 +20,9 @@ from deployments.errors import AppError
 from deployments.loading import load_config
 from deployments.local_ray import private_ray
 
+OBJECT_STORE_BYTES = 128 * 2**20
+"""Requests and answers pass by gRPC: Ray's object store holds next to nothing."""
+
 
 def main(arguments: list[str] | None = None) -> int:
     """Serve until SIGINT or SIGTERM. Answers the exit status: 2 for a configuration that can't be served."""
@@ -29,18 +33,16 @@ def main(arguments: list[str] | None = None) -> int:
     except AppError as error:
         print(f"Error: {error}", file=sys.stderr)
         return 2
-    with _asked_to_stop() as stop, private_ray(object_store_memory=256 * 2**20):
-        try:
-            serve.start(http_options=HTTPOptions(host=options.host, port=options.port))
-            serve._run(app, _blocking=False)
-            if _wait_until_ready(stop):
-                _say_ready(str(config.model.name), options.host, options.port)
-                stop.wait()
-            elif not stop.is_set():
-                print("Error: the app did not start; the reason stands above", file=sys.stderr)
-                return 1
-        finally:
-            serve.shutdown()
+    # Ray takes over SIGTERM when it starts, so ours come after it.
+    with private_ray(object_store_memory=OBJECT_STORE_BYTES), _asked_to_stop() as stop:
+        serve.start(http_options=HTTPOptions(host=options.host, port=options.port))
+        serve._run(app, _blocking=False)
+        if not _wait_until_ready(stop):
+            # An engine that is starting can't be asked to stop: it ends with Ray.
+            return 0 if stop.is_set() else 1
+        _say_ready(str(config.model.name), options.host, options.port)
+        stop.wait()
+        serve.shutdown()
     return 0
 
 
@@ -90,10 +92,17 @@ def _wait_until_ready(stop: threading.Event) -> bool:
         if application.status == "RUNNING":
             return True
         if application.status in ("DEPLOY_FAILED", "UNHEALTHY"):
-            for deployment in application.deployments.values():
-                print(f"{deployment.name}: {deployment.message}", file=sys.stderr)
+            for name, deployment in application.deployments.items():
+                if deployment.message:
+                    print(f"Error: {name}: {_reason(deployment.message)}", file=sys.stderr)
             return False
     return False
+
+
+def _reason(message: str) -> str:
+    """The last exception of a traceback, without the traceback."""
+    found = list(re.finditer(r"^[\w.]*(?:Error|Exception): ", message, flags=re.M))
+    return message[found[-1].start() :].strip() if found else message
 
 
 def _say_ready(model: str, host: str, port: int) -> None:
