@@ -12,7 +12,6 @@ import psutil
 import ray
 from ray._private import ray_constants, services
 
-
 GRACE_S = 5.0
 
 _ENVIRONMENT = {
