@@ -7,6 +7,8 @@ entry vLLM behaves as if the plugin were not there.
 Remove the second when vLLM lets a plugin edit the configuration before the engine starts.
 """
 
+import atexit
+import gc
 import logging
 from typing import Any
 
@@ -17,6 +19,7 @@ logger = logging.getLogger("vllm.hybrid_serve")
 
 _MARK = "__hybrid_serve_original__"
 _unsupported: str | None = None
+_registered = False
 
 
 def register() -> None:
@@ -25,7 +28,10 @@ def register() -> None:
     An unsupported vLLM is no error here, since other users of the environment load this too; it becomes one as
     soon as an engine is asked to run a plan.
     """
-    global _unsupported
+    global _registered, _unsupported
+    if _registered:
+        return
+    _registered = True
     import vllm
 
     try:
@@ -33,6 +39,10 @@ def register() -> None:
     except ValueError as error:
         _unsupported = str(error)
     _resolve_in_engine_args()
+    # An engine core whose start failed may never end, and whoever waits for it waits for ever: Ray's exit hook imports
+    # modules, that triggers a collection, which finalises a ZeroMQ context whose sockets are still open. Exit hooks run
+    # last in, first out, so this one runs before Ray's. Remove when vLLM closes its sockets before it raises.
+    atexit.register(gc.disable)
 
 
 def patched() -> bool:

@@ -25,8 +25,8 @@ class EngineCapabilities:
             (v1/spec_decode/llm_base_proposer.py, validate_same_kv_cache_group).
         v1_methods: speculative methods that run on the V1 model runner on CUDA too, with the same want
             (config/vllm.py, _get_v2_model_runner_unsupported_features).
-        cpu_mamba_align: mamba cache mode `align` (prefix caching) runs on a CPU. It starts and dies on the first
-            request where its state copy is a Triton kernel (v1/worker/mamba_utils.py, run_fused_precopy).
+        cpu_mamba_align: mamba cache mode `align` (prefix caching) with a drafter runs on a CPU. It starts and dies on
+            the first request where its state copy is a Triton kernel (v1/worker/mamba_utils.py, run_fused_precopy).
         patch: module under hybrid_serve.engine.patches that applies a plan; None if none does.
     """
 

@@ -23,12 +23,13 @@ def refusal(inputs: PlanInputs) -> Impossible | None:
     if (
         inputs.device == "cpu"
         and has_mamba
+        and inputs.drafter is not None
         and inputs.settings.prefix_caching
         and not inputs.capabilities.cpu_mamba_align
     ):
         return Impossible(
-            reason=f"vLLM {inputs.capabilities.version} on a CPU starts with prefix caching on a hybrid model, and its "
-            "engine dies on the first request: the state copy of mamba cache mode `align` is a Triton kernel",
+            reason=f"vLLM {inputs.capabilities.version} on a CPU starts with prefix caching on a hybrid model with a "
+            "drafter, and its engine dies on the first request: the state copy of mamba cache mode `align` is a Triton kernel",
             remedy="turn prefix caching off, or use a GPU",
             error="TypeError",
         )

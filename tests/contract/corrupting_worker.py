@@ -3,6 +3,7 @@
 Greedy output does not change, since the target verifies every token; acceptance does. That makes acceptance a check.
 """
 
+from dataclasses import replace
 from typing import Any
 
 from vllm.v1.worker.worker_base import WorkerWrapperBase
@@ -18,7 +19,8 @@ def _initialize_with_overlap(self: Any, kv_cache_configs: list[Any]) -> None:
         overlapping = [tensor for tensor in config.kv_cache_tensors if set(tensor.layers) & drafters]
         assert overlapping, "no drafter layers to corrupt"
         for tensor in overlapping:
-            tensor.layer_stride = 0
+            config.kv_cache_tensors.remove(tensor)
+            config.kv_cache_tensors += [replace(tensor, layers=[name]) for name in tensor.layers]
     _checked(self, kv_cache_configs)
 
 

@@ -3,7 +3,7 @@
     python -m tests.contract.run_engine '{"policy": "best", "drafter": true, "prompts": 50}'
 
 Keys: policy ("best" | "stock"), drafter (bool), prompts (held-out ones, greedy), max_tokens, tokens (K), plan_tokens (K
-that the plan is made for, to hand the engine a wrong plan), worker_extension_cls, kv_memory.
+that the plan is made for, to hand the engine a wrong plan), worker_extension_cls, kv_memory, prefix_caching.
 """
 
 import asyncio
@@ -27,7 +27,6 @@ from hybrid_serve.plan.inputs import EngineSettings
 from hybrid_serve.plan.kv_plan import differences
 
 PROMPT_SEED = 2026
-CONCURRENCY = 4
 
 
 async def run(task: dict[str, Any]) -> dict[str, Any]:
@@ -36,7 +35,11 @@ async def run(task: dict[str, Any]) -> dict[str, Any]:
     drafter = read_drafter(str(DRAFT_DIR)) if task["drafter"] else None
     tokens = task.get("tokens", 7) if drafter else 0
     settings = EngineSettings(
-        num_speculative_tokens=tokens, max_model_len=2048, max_num_batched_tokens=2048, max_num_seqs=16
+        num_speculative_tokens=tokens,
+        max_model_len=2048,
+        max_num_batched_tokens=2048,
+        max_num_seqs=16,
+        prefix_caching=task.get("prefix_caching", False),
     )
     inputs = plan_inputs(
         target=target,
@@ -84,23 +87,20 @@ async def run(task: dict[str, Any]) -> dict[str, Any]:
 
 
 async def generate(engine: VLLMEngine, task: dict[str, Any]) -> list[list[int]]:
-    """Greedy token ids of the held-out prompts, through vLLM's own OpenAI app."""
-    limit = asyncio.Semaphore(CONCURRENCY)
+    """Greedy token ids of the held-out prompts, through vLLM's own OpenAI app.
+
+    One at a time: another batch shape may round a near-tie differently, and then tokens differ for no fault of a plan.
+    """
     transport = httpx.ASGITransport(app=engine.app)
+    outputs = []
     async with httpx.AsyncClient(transport=transport, base_url="http://engine", timeout=600) as client:
-
-        async def one(messages: list[dict[str, str]]) -> list[int]:
-            body = {"model": "demo", "messages": messages, "temperature": 0, "return_token_ids": True}
-            async with limit:
-                answer = await client.post(
-                    "/v1/chat/completions", json=body | {"max_tokens": task.get("max_tokens", 160)}
-                )
+        for prompt in held_out_prompts(task.get("prompts", 0), PROMPT_SEED):
+            body = {"model": "demo", "messages": prompt.messages, "temperature": 0, "return_token_ids": True}
+            body["max_tokens"] = task.get("max_tokens", 160)
+            answer = await client.post("/v1/chat/completions", json=body)
             answer.raise_for_status()
-            token_ids: list[int] = answer.json()["choices"][0]["token_ids"]
-            return token_ids
-
-        prompts = held_out_prompts(task.get("prompts", 0), PROMPT_SEED)
-        return list(await asyncio.gather(*(one(prompt.messages) for prompt in prompts)))
+            outputs.append(answer.json()["choices"][0]["token_ids"])
+    return outputs
 
 
 if __name__ == "__main__":
