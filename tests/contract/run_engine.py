@@ -2,7 +2,7 @@
 
     python -m tests.contract.run_engine '{"policy": "best", "drafter": true, "prompts": 50}'
 
-Keys: policy ("best" | "stock"), drafter (bool), prompts (held-out ones, greedy), max_tokens, tokens (K), plan_tokens (K
+Keys: policy ("best" | "stock"), drafter (bool), prompts (how many of the 50 held-out ones, greedy), max_tokens, tokens (K), plan_tokens (K
 that the plan is made for, to hand the engine a wrong plan), worker_extension_cls, kv_memory, prefix_caching.
 """
 
@@ -26,6 +26,7 @@ from hybrid_serve.plan.decide import decide
 from hybrid_serve.plan.inputs import EngineSettings
 from hybrid_serve.plan.kv_plan import differences
 
+PROMPTS = 50
 PROMPT_SEED = 2026
 
 
@@ -94,7 +95,7 @@ async def generate(engine: VLLMEngine, task: dict[str, Any]) -> list[list[int]]:
     transport = httpx.ASGITransport(app=engine.app)
     outputs = []
     async with httpx.AsyncClient(transport=transport, base_url="http://engine", timeout=600) as client:
-        for prompt in held_out_prompts(task.get("prompts", 0), PROMPT_SEED):
+        for prompt in held_out_prompts(PROMPTS, PROMPT_SEED)[: task.get("prompts", 0)]:
             body = {"model": "demo", "messages": prompt.messages, "temperature": 0, "return_token_ids": True}
             body["max_tokens"] = task.get("max_tokens", 160)
             answer = await client.post("/v1/chat/completions", json=body)
