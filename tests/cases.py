@@ -48,6 +48,7 @@ def inputs_of(case: dict[str, Any], capabilities: EngineCapabilities) -> PlanInp
         max_num_batched_tokens=case["max_num_batched_tokens"],
         prefix_caching=case["mamba_cache_mode"] == "align",
         kv_cache_layout=case.get("layout"),
+        gdn_prefill_backend=case.get("gdn_prefill_backend", "triton"),
     )
     return PlanInputs(
         target=layers_of(case["target"], ("mamba", "sliding", "full")),

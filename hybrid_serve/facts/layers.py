@@ -9,9 +9,19 @@ from typing import Literal
 
 AttentionKind = Literal["full", "sliding"]
 MambaKind = Literal["gdn", "mamba2"]
-Dtype = Literal["fp32", "fp16", "bf16", "fp8"]
+Dtype = Literal["fp32", "fp16", "bf16", "fp8", "int8_per_token_head", "fp8_per_token_head"]
 
-DTYPE_BYTES: dict[Dtype, int] = {"fp32": 4, "fp16": 2, "bf16": 2, "fp8": 1}
+DTYPE_BYTES: dict[Dtype, int] = {
+    "fp32": 4,
+    "fp16": 2,
+    "bf16": 2,
+    "fp8": 1,
+    "int8_per_token_head": 1,
+    "fp8_per_token_head": 1,
+}
+PER_TOKEN_HEAD: frozenset[Dtype] = frozenset({"int8_per_token_head", "fp8_per_token_head"})
+"""KV dtypes that keep a scale of their own for K and for V of every token and head."""
+SCALE_BYTES = 4
 
 
 @dataclass(frozen=True, kw_only=True)

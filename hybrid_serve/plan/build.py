@@ -1,9 +1,16 @@
 """From groups to a finished KV plan: block bytes, blocks, and the check that one request fits."""
 
 from collections.abc import Sequence
+from math import gcd, lcm
 
-from hybrid_serve.plan.buckets import AttentionBucket, MambaBucket
-from hybrid_serve.plan.capacity import group_blocks, request_blocks, states_per_request
+from hybrid_serve.plan.buckets import AttentionBucket, MambaBucket, buckets_of
+from hybrid_serve.plan.capacity import (
+    ceil_div,
+    group_blocks,
+    layer_kernel_block,
+    request_blocks,
+    states_per_request,
+)
 from hybrid_serve.plan.inputs import PlanInputs
 from hybrid_serve.plan.kv_plan import GroupKind, GroupPlan, KVPlan, Pages, Policy
 
@@ -58,6 +65,9 @@ def finish(
 ) -> KVPlan:
     """The plan over `inputs.kv_memory_bytes`: a block is as large as the widest group."""
     block_bytes = max(group.bytes_in_block for group in groups)
+    if pages == "packed" and layout is not None and inputs.capabilities.packs_whole_kernel_pages:
+        unit = lcm(*_kernel_pages(groups, inputs))
+        block_bytes = ceil_div(block_bytes, unit) * unit
     return KVPlan(
         policy=policy,
         vllm=inputs.capabilities.version,
@@ -71,9 +81,27 @@ def finish(
     )
 
 
+def _kernel_pages(groups: Sequence[GroupPlan], inputs: PlanInputs) -> list[int]:
+    """Bytes that a packed block must be a multiple of: pages that FlashAttention 4 splits a layer's block into."""
+    fa4 = inputs.capabilities.fa4_kernel_block
+    pages = [1]
+    buckets = buckets_of(inputs)
+    for group in groups:
+        bucket = buckets[group.bucket]
+        if isinstance(bucket, AttentionBucket) and layer_kernel_block(bucket, inputs) == fa4:
+            kernel = gcd(fa4, group.block_size)
+            pages.append(kernel * bucket.bytes_per_token if kernel < group.block_size else 1)
+    return pages
+
+
 def fits(plan: KVPlan, inputs: PlanInputs, context: int) -> bool:
-    """One request of `context` tokens fits beside the null block that vLLM's block pool holds back."""
-    available = plan.kv_memory_bytes - plan.block_bytes
+    """One request of `context` tokens passes vLLM's admission check.
+
+    From 0.29 beside the null block that vLLM's block pool holds back. Ours never go without it: with no block for the
+    pool to hold back, the one request would wait forever.
+    """
+    reserved = plan.policy == "best" or inputs.capabilities.reserves_null_block
+    available = plan.kv_memory_bytes - (plan.block_bytes if reserved else 0)
     return available > 0 and request_blocks(plan, inputs, context) * plan.block_bytes <= available
 
 

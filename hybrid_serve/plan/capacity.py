@@ -1,6 +1,15 @@
-"""How many blocks, and bytes, a request holds. Formulas: vLLM 0.29.0, `max_memory_usage_bytes` of each spec."""
+"""How many blocks, and bytes, a request holds. Formulas: vLLM's `max_memory_usage_bytes` of each spec."""
 
-from hybrid_serve.plan.buckets import MambaBucket, buckets_of
+from dataclasses import replace
+
+from hybrid_serve.facts.layers import PER_TOKEN_HEAD
+from hybrid_serve.plan.buckets import (
+    AttentionBucket,
+    MambaBucket,
+    asked_buckets_of,
+    drafter_kv_dtype,
+    resolve_dtype,
+)
 from hybrid_serve.plan.inputs import PlanInputs
 from hybrid_serve.plan.kv_plan import GroupKind, KVPlan
 
@@ -10,16 +19,45 @@ def ceil_div(value: int, by: int) -> int:
 
 
 def in_flight_tokens(inputs: PlanInputs) -> int:
-    """Tokens scheduled but not settled: one batch of max_num_batched_tokens, two with async scheduling."""
+    """Tokens scheduled but not settled: one batch of max_num_batched_tokens, two with async scheduling.
+
+    Where vLLM does not count batches in flight (before 0.26), one.
+    """
     asynchronous = inputs.settings.async_scheduling
     if asynchronous is None:
         asynchronous = inputs.device == "cuda"
-    return (2 if asynchronous else 1) * inputs.settings.max_num_batched_tokens
+    batches = 2 if asynchronous and inputs.capabilities.counts_batches_in_flight else 1
+    return batches * inputs.settings.max_num_batched_tokens
 
 
 def states_per_request(inputs: PlanInputs) -> int:
-    """Mamba states one request holds in each layer: 1 + K, and one more in cache mode `align`."""
-    return 1 + inputs.settings.num_speculative_tokens + (1 if inputs.settings.prefix_caching else 0)
+    """Mamba states one request holds in each layer: 1 + K; one more in cache mode `align`, two where layers checkpoint.
+
+    A layer that exports a state from inside a prefill keeps one for it (`num_prefill_checkpoint_blocks`).
+    """
+    states = 1 + inputs.settings.num_speculative_tokens
+    if not inputs.settings.prefix_caching:
+        return states
+    kinds = {layers.kind for layers in inputs.target.mamba}
+    checkpoints = bool(kinds & inputs.capabilities.checkpointing_kinds) or checkpoint_block(inputs) > 1
+    return states + (2 if checkpoints else 1)
+
+
+def checkpoint_block(inputs: PlanInputs) -> int:
+    """Tokens that every block is a multiple of because GDN prefill checkpoints land on block boundaries; 1 if none do.
+
+    With prefix caching, FlashInfer does GDN prefill on SM90 for any head, on SM10x and SM12x for keys of 128
+    (vLLM 0.33.0, `_resolve_gdn_prefill_backend`; its wheels are built for CUDA 13, which the latter needs).
+    """
+    alignment = inputs.capabilities.flashinfer_gdn_block
+    settings = inputs.settings
+    asked = settings.prefix_caching and settings.gdn_prefill_backend != "triton"
+    if not alignment or not asked or inputs.device != "cuda" or inputs.sm is None:
+        return 1
+    kinds = {layers.kind for layers in inputs.target.mamba}
+    key_dims = {layers.head_k_dim for layers in inputs.target.mamba}
+    runs = inputs.sm == 90 or (inputs.sm // 10 in (10, 12) and key_dims == {128})
+    return alignment if runs and kinds == {"gdn"} else 1
 
 
 def kept_tokens(context: int, window: int | None, inputs: PlanInputs) -> int:
@@ -53,26 +91,47 @@ def request_bytes(plan: KVPlan, inputs: PlanInputs, context: int) -> int:
 
 
 def floor_bytes(inputs: PlanInputs, context: int) -> int:
-    """Bytes that one request of `context` tokens needs with no padding and no rounding to blocks."""
+    """Bytes that one request of `context` tokens needs with no padding and no rounding to blocks.
+
+    A property of the model, the settings and the device: it does not depend on what a release makes of them.
+    """
+    states = 1 + inputs.settings.num_speculative_tokens + (1 if inputs.settings.prefix_caching else 0)
+    plain = replace(inputs, capabilities=replace(inputs.capabilities, counts_batches_in_flight=True))
     total = 0
-    for bucket in buckets_of(inputs):
+    for bucket in asked_buckets_of(inputs):
         if isinstance(bucket, MambaBucket):
-            total += bucket.layers * bucket.state_bytes * states_per_request(inputs)
+            total += bucket.layers * bucket.state_bytes * states
         else:
             window = bucket.window if bucket.kind == "sliding" else None
-            total += bucket.layers * bucket.bytes_per_token * kept_tokens(context, window, inputs)
+            total += bucket.layers * bucket.bytes_per_token * kept_tokens(context, window, plain)
     return total
 
 
 def kernel_block(inputs: PlanInputs) -> int:
-    """The attention kernel's block granularity in tokens.
+    """The attention kernels' block granularity in tokens: what the target's block is aligned to.
 
     FlashAttention 4 (a target with head_dim 256 on SM100) takes multiples of 128; the CPU backend has its own.
     """
     capabilities = inputs.capabilities
     if inputs.device == "cpu":
         return capabilities.cpu_kernel_block
+    dtypes = {resolve_dtype(inputs.settings.kv_dtype, inputs.target_dtype)}
+    if capabilities.every_backend_aligns and inputs.drafter is not None:
+        dtypes.add(drafter_kv_dtype(inputs))
     head_dims = {layers.head_dim for layers in inputs.target.attention}
-    if inputs.sm in capabilities.fa4_sms and capabilities.fa4_head_dim in head_dims:
+    flash = not dtypes <= PER_TOKEN_HEAD
+    if flash and inputs.sm in capabilities.fa4_sms and capabilities.fa4_head_dim in head_dims:
+        return capabilities.fa4_kernel_block
+    return capabilities.cuda_kernel_block
+
+
+def layer_kernel_block(bucket: AttentionBucket, inputs: PlanInputs) -> int:
+    """The kernel block of one bucket's layers by their own head_dim and dtype."""
+    capabilities = inputs.capabilities
+    if inputs.device == "cpu":
+        return capabilities.cpu_kernel_block
+    _, head_dim, dtype = bucket.shape
+    flash = dtype not in PER_TOKEN_HEAD
+    if flash and inputs.sm in capabilities.fa4_sms and head_dim == capabilities.fa4_head_dim:
         return capabilities.fa4_kernel_block
     return capabilities.cuda_kernel_block

@@ -7,7 +7,8 @@ from hybrid_serve.facts.capabilities import EngineCapabilities
 from hybrid_serve.facts.device import DeviceKind
 from hybrid_serve.facts.layers import Dtype, Layers
 
-KVDtype = Literal["auto", "bf16", "fp8"]
+KVDtype = Literal["auto", "bf16", "fp8", "int8_per_token_head", "fp8_per_token_head"]
+GDNPrefill = Literal["auto", "triton", "flashinfer"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,6 +28,7 @@ class EngineSettings:
             (CUDA on, CPU off).
         kv_cache_layout: `VLLM_KV_CACHE_LAYOUT` as the user set it; None lets vLLM (stock) or the planner choose.
         block_size: vLLM's `--block-size` where the user set it.
+        gdn_prefill_backend: `gdn_prefill_backend` of vLLM's `additional_config`; `auto` is vLLM's default.
     """
 
     tensor_parallel_size: int = 1
@@ -40,6 +42,7 @@ class EngineSettings:
     async_scheduling: bool | None = None
     kv_cache_layout: str | None = None
     block_size: int | None = None
+    gdn_prefill_backend: GDNPrefill = "auto"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,6 +66,7 @@ class PlanInputs:
         sm: compute capability times ten; None on a CPU.
         kv_memory_bytes: for the KV cache, on one device.
         capabilities: of the vLLM version.
+        method: vLLM's name of how the drafter drafts (`dflash`, `mtp`, `eagle3`, `draft_model`, ...).
     """
 
     target: Layers

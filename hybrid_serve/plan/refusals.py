@@ -1,55 +1,158 @@
 """Why no engine starts: reasons with their numbers, and remedies."""
 
-from hybrid_serve.plan.buckets import AttentionBucket, MambaBucket, buckets_of
+from hybrid_serve.facts.layers import PER_TOKEN_HEAD
+from hybrid_serve.plan.buckets import AttentionBucket, buckets_of, drafter_kv_dtype, resolve_dtype
 from hybrid_serve.plan.inputs import PlanInputs
 from hybrid_serve.plan.kv_plan import KVPlan
+from hybrid_serve.plan.specs import LayerSpec, align
 from hybrid_serve.plan.verdict import Impossible
 from hybrid_serve.sizes import format_size
 
 
 def refusal(inputs: PlanInputs) -> Impossible | None:
-    """What this vLLM refuses on this device whatever the plan; None if nothing."""
-    drafter = [b for b in buckets_of(inputs) if isinstance(b, AttentionBucket) and b.owner == "drafter"]
-    kinds = {bucket.kind for bucket in drafter}
-    if inputs.device == "cpu" and inputs.capabilities.cpu_drafter_in_one_group and len(kinds) > 1:
-        counts = ", ".join(f"{bucket.layers} {bucket.kind}" for bucket in drafter)
-        return Impossible(
-            reason=f"the drafter mixes {counts} attention layers, which needs the V2 model runner; "
-            f"vLLM {inputs.capabilities.version} on a CPU has only the V1 runner",
-            remedy="use a drafter whose layers are all full attention, or a GPU",
-            error="NotImplementedError",
-        )
-    has_mamba = any(isinstance(bucket, MambaBucket) for bucket in buckets_of(inputs))
-    if (
-        inputs.device == "cpu"
-        and has_mamba
-        and inputs.drafter is not None
-        and inputs.settings.prefix_caching
-        and not inputs.capabilities.cpu_mamba_align
-    ):
-        return Impossible(
-            reason=f"vLLM {inputs.capabilities.version} on a CPU starts with prefix caching on a hybrid model with a "
-            "drafter, and its engine dies on the first request: the state copy of mamba cache mode `align` is a Triton kernel",
-            remedy="turn prefix caching off, or use a GPU",
-            error="TypeError",
-        )
-    return None
+    """What this vLLM refuses on this device whatever the plan; None if nothing. In the order in which vLLM would."""
+    checks = (_rejected, _layout, _dtypes_on_cpu, _shards, _block_over_batch, _mixed_drafter_on_cpu, _align_on_cpu)
+    return next((refused for check in checks if (refused := check(inputs)) is not None), None)
 
 
 def one_group_drafter(inputs: PlanInputs) -> bool:
-    """The V1 model runner (the CPU's, and some methods') wants all of a drafter's layers in one group."""
-    capabilities = inputs.capabilities
-    on_cpu = inputs.device == "cpu" and capabilities.cpu_drafter_in_one_group
-    return on_cpu or inputs.method in capabilities.v1_methods
+    """The V1 model runner (the CPU's, and some methods' and releases') wants all of a drafter's layers in one group."""
+    engine = inputs.capabilities
+    if inputs.device == "cpu":
+        return engine.cpu_drafter_in_one_group
+    if inputs.method in engine.v1_methods or engine.v1_targets == "all":
+        return True
+    if engine.v1_targets == "none" or not inputs.target.mamba:
+        return False
+    kinds = {layers.kind for layers in inputs.drafter.attention} if inputs.drafter else set()
+    mixed = engine.v2_for_mixed_dflash and inputs.method == "dflash" and len(kinds) > 1
+    return not mixed and inputs.method not in engine.v2_methods
 
 
-def scattered_drafter(groups: int, inputs: PlanInputs) -> Impossible:
+def _rejected(inputs: PlanInputs) -> Impossible | None:
+    """Options that this release does not have."""
+    engine, settings = inputs.capabilities, inputs.settings
+    if inputs.method in engine.missing_methods:
+        return Impossible(
+            reason=f"vLLM {engine.version} has no speculative method {inputs.method}",
+            remedy="use a release that has it, or another drafter",
+            error="Rejected",
+        )
+    if inputs.drafter is None or engine.draft_kv_dtype or settings.draft_kv_dtype in ("auto", settings.kv_dtype):
+        return None
+    kept = drafter_kv_dtype(inputs)
+    if resolve_dtype(settings.draft_kv_dtype, inputs.drafter_dtype) == kept:
+        return None
+    return Impossible(
+        reason=f"draft_kv_dtype is {settings.draft_kv_dtype}, and vLLM {engine.version} has no option for it: "
+        f"this drafter's KV cache is {kept}",
+        remedy=f"leave draft_kv_dtype at auto ({kept}), or use vLLM 0.26 or newer",
+        error="Rejected",
+    )
+
+
+def _layout(inputs: PlanInputs) -> Impossible | None:
+    engine, asked = inputs.capabilities, inputs.settings.kv_cache_layout
+    known = engine.cpu_layouts if inputs.device == "cpu" else engine.layouts
+    if asked is None or asked in known:
+        return None
+    return Impossible(
+        reason=f"VLLM_KV_CACHE_LAYOUT={asked} is not one of those that vLLM {engine.version} takes for this model on "
+        f"{inputs.device}: {', '.join(sorted(known))}",
+        remedy="unset it, or set one of these",
+        error="ValueError",
+    )
+
+
+def _dtypes_on_cpu(inputs: PlanInputs) -> Impossible | None:
+    asked = {inputs.settings.kv_dtype, inputs.settings.draft_kv_dtype} & PER_TOKEN_HEAD
+    if inputs.device != "cpu" or not asked:
+        return None
+    return Impossible(
+        reason=f"the CPU's attention has no KV cache dtype {', '.join(sorted(asked))}",
+        remedy="use auto or bf16, or a GPU",
+        error="ValueError",
+    )
+
+
+def _shards(inputs: PlanInputs) -> Impossible | None:
+    """Heads that tensor parallelism cannot split."""
+    tp = inputs.settings.tensor_parallel_size
+    for layers in inputs.target.mamba:
+        uneven = layers.num_v_heads % tp or (layers.kind == "gdn" and layers.num_k_heads % tp)
+        if uneven:
+            return Impossible(
+                reason=f"{layers.count} {layers.kind} layers have {layers.num_k_heads} key and {layers.num_v_heads} "
+                f"value heads, which tensor_parallel_size {tp} does not divide",
+                remedy="use a tensor_parallel_size that divides both",
+                error="AssertionError",
+            )
+    return None
+
+
+def _block_over_batch(inputs: PlanInputs) -> Impossible | None:
+    engine, settings = inputs.capabilities, inputs.settings
+    if not engine.block_within_batch or not settings.prefix_caching or not inputs.target.mamba:
+        return None
+    block_size = align(buckets_of(inputs), inputs).block_size
+    if block_size <= settings.max_num_batched_tokens:
+        return None
+    return Impossible(
+        reason=f"with prefix caching on a hybrid model, vLLM {engine.version} wants blocks (here {block_size:,} "
+        f"tokens) of at most max_num_batched_tokens ({settings.max_num_batched_tokens:,})",
+        remedy=f"raise max_num_batched_tokens to {block_size:,}, or turn prefix caching off",
+        error="AssertionError",
+    )
+
+
+def _mixed_drafter_on_cpu(inputs: PlanInputs) -> Impossible | None:
+    drafter = [b for b in buckets_of(inputs) if isinstance(b, AttentionBucket) and b.owner == "drafter"]
+    if inputs.device != "cpu" or not one_group_drafter(inputs) or len({bucket.kind for bucket in drafter}) < 2:
+        return None
+    counts = ", ".join(f"{bucket.layers} {bucket.kind}" for bucket in drafter)
+    return Impossible(
+        reason=f"the drafter mixes {counts} attention layers, which needs the V2 model runner; "
+        f"vLLM {inputs.capabilities.version} on a CPU has only the V1 runner",
+        remedy="use a drafter whose layers are all full attention, or a GPU",
+        error="NotImplementedError",
+    )
+
+
+def _align_on_cpu(inputs: PlanInputs) -> Impossible | None:
+    hybrid_pair = bool(inputs.target.mamba) and inputs.drafter is not None
+    caching = inputs.settings.prefix_caching and not inputs.capabilities.cpu_mamba_align
+    if inputs.device != "cpu" or not hybrid_pair or not caching:
+        return None
+    return Impossible(
+        reason=f"vLLM {inputs.capabilities.version} on a CPU starts with prefix caching on a hybrid model with a "
+        "drafter, and its engine dies on the first request: the state copy of mamba cache mode `align` is a Triton "
+        "kernel",
+        remedy="turn prefix caching off, or use a GPU",
+        error="TypeError",
+    )
+
+
+def pages_do_not_unify(spec: LayerSpec, largest: int, error: str, inputs: PlanInputs) -> Impossible:
+    """Stock grouping cannot give all layers one page."""
+    bucket = spec.bucket
+    kind = bucket.kind if isinstance(bucket, AttentionBucket) else "mamba"
+    return Impossible(
+        reason=f"vLLM {inputs.capabilities.version} cannot bring {bucket.layers} {kind} layers of the {bucket.owner} "
+        f"({spec.page:,} bytes a page) to the largest page ({largest:,} bytes)",
+        remedy="run the hybrid_serve plan (policy best), vLLM 0.26 or newer, or a drafter with the target's bytes per "
+        "token",
+        error=error,
+    )
+
+
+def scattered_drafter(groups: int, plan: KVPlan, inputs: PlanInputs) -> Impossible:
     """Stock grouping splits the drafter's layers, and the V1 model runner refuses."""
     return Impossible(
         reason=f"vLLM {inputs.capabilities.version} splits the drafter's layers into {groups} groups, and its V1 model "
         "runner wants all drafting layers in one",
         remedy="run the hybrid_serve plan (policy best), or a drafter with as many layers as the smallest bucket",
         error="AssertionError",
+        computed=plan,
     )
 
 
@@ -68,4 +171,5 @@ def too_little_memory(plan: KVPlan, inputs: PlanInputs, largest: int) -> Impossi
         remedy=remedy,
         error="ValueError",
         max_model_len=largest,
+        computed=plan,
     )

@@ -1,119 +1,114 @@
 """What vLLM does unaided. Every step mirrors one of vLLM's, in its order, and names it.
 
-1. align: the target's block grows until its page covers the mamba state, and the state is padded to that page
-   (platforms/interface.py, `_align_hybrid_block_size`);
-2. specs: one per layer; full attention takes the aligned block, sliding layers start at the smallest kernel
-   block (model_executor/layers/attention/attention.py, `get_kv_cache_spec`);
-3. packed grouping if the layout is block-outermost and pages differ, else unify and group uniform pages
-   (v1/core/kv_cache_utils.py).
+1. refusals before a layer is looked at (`hybrid_serve.plan.refusals`);
+2. align and specs (`hybrid_serve.plan.specs`);
+3. one group if all layers are of one type, packed grouping if the layout is block-outermost and pages differ, else
+   unify and group uniform pages (v1/core/kv_cache_utils.py; 0.33: kv_cache_planning.py);
+4. the admission check, and what the model runner refuses.
 """
 
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import NamedTuple
 
-from hybrid_serve.plan.buckets import AttentionBucket, Bucket, MambaBucket, buckets_of
+from hybrid_serve.plan.buckets import MambaBucket
 from hybrid_serve.plan.build import attention_group, finish, fits, largest_context, mamba_group
-from hybrid_serve.plan.capacity import ceil_div, kernel_block
+from hybrid_serve.plan.capacity import ceil_div
 from hybrid_serve.plan.inputs import PlanInputs
-from hybrid_serve.plan.kv_plan import GroupPlan, KVPlan
-from hybrid_serve.plan.refusals import one_group_drafter, refusal, scattered_drafter, too_little_memory
-from hybrid_serve.plan.stock_packed import packed_groups
+from hybrid_serve.plan.kv_plan import GroupPlan, KVPlan, Pages
+from hybrid_serve.plan.refusals import (
+    one_group_drafter,
+    pages_do_not_unify,
+    refusal,
+    scattered_drafter,
+    too_little_memory,
+)
+from hybrid_serve.plan.specs import LayerSpec, layer_specs
+from hybrid_serve.plan.stock_packed import packed_groups, packed_splits, whole_group
 from hybrid_serve.plan.verdict import Fits, Impossible, Verdict
 
-
-@dataclass(frozen=True)
-class LayerSpec:
-    """vLLM's KV cache spec of the layers of one bucket: block in tokens, page in bytes (padding included)."""
-
-    bucket: Bucket
-    block_size: int
-    page: int
-
-    @property
-    def merge_key(self) -> object:
-        """Equal for buckets whose layers vLLM puts into one bucket: full attention of equal shape and page."""
-        if isinstance(self.bucket, AttentionBucket) and self.bucket.kind == "full":
-            return (self.bucket.shape, self.block_size, self.page)
-        return self.bucket.index
+__all__ = ["LayerSpec", "layer_specs", "stock"]
 
 
 def stock(inputs: PlanInputs) -> Verdict:
     """vLLM's own outcome on these inputs: the plan it runs, or the exception it raises."""
     if (refused := refusal(inputs)) is not None:
         return refused
-    specs = layer_specs(inputs)
-    block_outermost = (inputs.settings.kv_cache_layout or "").startswith("B")
-    if block_outermost and len({spec.page for spec in specs}) > 1:
-        groups = packed_groups(specs, inputs)
-        plan = finish(groups, policy="stock", pages="packed", layout=inputs.settings.kv_cache_layout, inputs=inputs)
-    else:
-        groups = uniform_groups(unify(specs), inputs)
-        plan = finish(groups, policy="stock", pages="uniform", layout=inputs.settings.kv_cache_layout, inputs=inputs)
-    if (scattered := drafter_groups(plan, inputs)) > 1:
-        return scattered_drafter(scattered, inputs)
-    return check_memory(plan, inputs)
+    grouped = _group(layer_specs(inputs), inputs)
+    if isinstance(grouped, Impossible):
+        return grouped
+    plan, scattered = grouped
+    if not fits(plan, inputs, inputs.settings.max_model_len):
+        return too_little_memory(plan, inputs, largest_context(plan, inputs))
+    if scattered > 1 and one_group_drafter(inputs):
+        return scattered_drafter(scattered, plan, inputs)
+    return Fits(plan=plan)
 
 
-def drafter_groups(plan: KVPlan, inputs: PlanInputs) -> int:
-    """Groups that the drafter's layers fall into, where the V1 model runner allows one; 0 where it does not matter."""
-    if not one_group_drafter(inputs):
-        return 0
-    return sum(group.owner == "drafter" for group in plan.groups)
+class Grouped(NamedTuple):
+    """The layout, and how many groups the drafter's layers fall into."""
+
+    plan: KVPlan
+    drafter_groups: int
 
 
-def check_memory(plan: KVPlan, inputs: PlanInputs) -> Fits | Impossible:
-    """vLLM's admission check: one request of max_model_len beside the null block."""
-    if fits(plan, inputs, inputs.settings.max_model_len):
-        return Fits(plan=plan)
-    return too_little_memory(plan, inputs, largest_context(plan, inputs))
+def _group(specs: tuple[LayerSpec, ...], inputs: PlanInputs) -> Grouped | Impossible:
+    """Step 3."""
+    layout = inputs.settings.kv_cache_layout
+    mixed_pages = len({spec.page for spec in specs}) > 1
+    if len({spec.type_key for spec in specs}) == 1:
+        pages: Pages = "packed" if mixed_pages else "uniform"
+        groups = [whole_group(specs, inputs)]
+        return Grouped(finish(groups, policy="stock", pages=pages, layout=layout, inputs=inputs), 1)
+    if mixed_pages and (layout or "").startswith("B"):
+        packed = packed_splits(specs, inputs)
+        groups = packed_groups(packed, inputs)
+        plan = finish(groups, policy="stock", pages="packed", layout=layout, inputs=inputs)
+        return Grouped(plan, _drafter_groups([(bucket.specs, number) for bucket, number in packed]))
+    unified = unify(specs, inputs)
+    if isinstance(unified, Impossible):
+        return unified
+    splits = uniform_splits(unified)
+    groups = uniform_groups(splits, inputs)
+    plan = finish(groups, policy="stock", pages="uniform", layout=layout, inputs=inputs)
+    return Grouped(plan, _drafter_groups(splits))
 
 
-def layer_specs(inputs: PlanInputs) -> tuple[LayerSpec, ...]:
-    """Steps 1 and 2: the specs that vLLM's layers register, before grouping."""
-    buckets = buckets_of(inputs)
-    smallest = kernel_block(inputs)
-    block_size, state_page = _align(buckets, smallest, inputs)
-    specs = []
-    for bucket in buckets:
-        if isinstance(bucket, MambaBucket):
-            span = block_size if inputs.settings.prefix_caching else inputs.settings.max_model_len
-            specs.append(LayerSpec(bucket, span, max(state_page, bucket.state_bytes)))
-        else:
-            span = smallest if bucket.kind == "sliding" else block_size
-            specs.append(LayerSpec(bucket, span, span * bucket.bytes_per_token))
-    return tuple(specs)
+def _drafter_groups(splits: Iterable[tuple[Sequence[LayerSpec], int]]) -> int:
+    """Groups that the drafter's layers fall into: `validate_same_kv_cache_group` allows one.
 
-
-def _align(buckets: tuple[Bucket, ...], smallest: int, inputs: PlanInputs) -> tuple[int, int]:
-    """Block size of the target's attention in tokens, and the page that its states are padded to.
-
-    Qwen3.5-35B-A3B at K = 8: ceil(2,277,376 / (16 * 2048)) * 16 = 1120 tokens, page 2,293,760 (+0.72 %).
+    Layers are dealt out in turn, so n layers of a bucket lie in min(n, groups) of its groups.
     """
-    capabilities = inputs.capabilities
-    default = capabilities.cpu_default_block if inputs.device == "cpu" else capabilities.cuda_default_block
-    block_size = inputs.settings.block_size or max(default, smallest)
-    states = [bucket.state_bytes for bucket in buckets if isinstance(bucket, MambaBucket)]
-    full = [b for b in buckets if isinstance(b, AttentionBucket) and b.owner == "target" and b.kind == "full"]
-    if not states or not full:
-        return block_size, 0
-    unit = max(smallest, block_size)
-    per_token = full[0].bytes_per_token
-    block_size = max(block_size, unit * ceil_div(max(states), unit * per_token))
-    return block_size, block_size * per_token
+    found = 0
+    for alike, number in splits:
+        layers = sum(spec.bucket.layers for spec in alike if spec.bucket.owner == "drafter")
+        found += min(layers, number)
+    return found
 
 
-def unify(specs: tuple[LayerSpec, ...]) -> tuple[LayerSpec, ...]:
-    """`unify_kv_cache_spec_page_size`: attention blocks scale up to the largest page, or are padded; states padded."""
+def unify(specs: tuple[LayerSpec, ...], inputs: PlanInputs) -> tuple[LayerSpec, ...] | Impossible:
+    """`unify_kv_cache_spec_page_size`: attention blocks scale up to the largest page, or are padded; states padded.
+
+    Before 0.26 nothing is padded: the first layer whose page is no divisor ends the start, and so does the first
+    mamba layer whose page is one (its block grows, its page does not: a bare AssertionError).
+    """
+    engine = inputs.capabilities
+    pads = engine.cpu_pads_attention_pages if inputs.device == "cpu" else engine.pads_attention_pages
     largest = max(spec.page for spec in specs)
     unified = []
     for spec in specs:
-        divides = isinstance(spec.bucket, AttentionBucket) and largest % spec.page == 0
-        scale = largest // spec.page if divides else 1
+        is_state = isinstance(spec.bucket, MambaBucket)
+        divides = largest % spec.page == 0
+        if spec.page != largest and not (engine.pads_mamba_pages if is_state else divides or pads):
+            error = "AssertionError" if divides else "NotImplementedError"
+            return pages_do_not_unify(spec, largest, error, inputs)
+        scale = largest // spec.page if divides and not is_state else 1
         unified.append(replace(spec, block_size=spec.block_size * scale, page=largest))
     return tuple(unified)
 
 
-def uniform_groups(specs: tuple[LayerSpec, ...], inputs: PlanInputs) -> list[GroupPlan]:
-    """`_get_kv_cache_groups_uniform_page_size`: equal groups as wide as the smallest bucket.
+def uniform_splits(specs: tuple[LayerSpec, ...]) -> list[tuple[list[LayerSpec], int]]:
+    """Alike layers, and how many groups they are split into: as many as make groups as wide as the smallest bucket.
 
     If the largest bucket is less than 1.5 times the smallest, groups are as wide as the largest instead.
     """
@@ -122,9 +117,14 @@ def uniform_groups(specs: tuple[LayerSpec, ...], inputs: PlanInputs) -> list[Gro
         merged.setdefault(spec.merge_key, []).append(spec)
     counts = [sum(spec.bucket.layers for spec in alike) for alike in merged.values()]
     width = max(counts) if max(counts) < min(counts) * 1.5 else min(counts)
+    return [(alike, ceil_div(count, width)) for alike, count in zip(merged.values(), counts, strict=True)]
+
+
+def uniform_groups(splits: Iterable[tuple[Sequence[LayerSpec], int]], inputs: PlanInputs) -> list[GroupPlan]:
+    """`_get_kv_cache_groups_uniform_page_size`: layers are dealt out in turn, layer i to group i modulo the groups."""
     groups = []
-    for alike, count in zip(merged.values(), counts, strict=True):
-        number = ceil_div(count, width)
+    for alike, number in splits:
+        count = sum(spec.bucket.layers for spec in alike)
         sizes = [len(range(start, count, number)) for start in range(number)]
         groups += [one_group(alike[0], layers, inputs) for layers in sizes]
     return groups

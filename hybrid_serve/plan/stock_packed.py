@@ -1,18 +1,14 @@
 """Stock vLLM's grouping for block-outermost layouts (v1/core/kv_cache_utils.py, `_get_packed_kv_cache_groups`)."""
 
-from __future__ import annotations
-
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from hybrid_serve.plan.buckets import AttentionBucket, MambaBucket
 from hybrid_serve.plan.build import attention_group, mamba_group
 from hybrid_serve.plan.capacity import ceil_div
 from hybrid_serve.plan.inputs import PlanInputs
 from hybrid_serve.plan.kv_plan import GroupPlan
-
-if TYPE_CHECKING:
-    from hybrid_serve.plan.stock import LayerSpec
+from hybrid_serve.plan.specs import LayerSpec
 
 
 @dataclass(frozen=True)
@@ -24,6 +20,11 @@ class UniformBucket:
     @property
     def is_mamba(self) -> bool:
         return isinstance(self.specs[0].bucket, MambaBucket)
+
+    @property
+    def is_sliding(self) -> bool:
+        bucket = self.specs[0].bucket
+        return isinstance(bucket, AttentionBucket) and bucket.kind == "sliding"
 
     @property
     def layers_by_page(self) -> dict[int, int]:
@@ -50,28 +51,41 @@ class UniformBucket:
         return sum(ceil_div(layers, groups) * page for page, layers in self.layers_by_page.items())
 
 
-def packed_groups(specs: tuple[LayerSpec, ...], inputs: PlanInputs) -> list[GroupPlan]:
-    """vLLM's packed groups.
+def packed_splits(specs: Sequence[LayerSpec], inputs: PlanInputs) -> list[tuple[UniformBucket, int]]:
+    """Each bucket, and how many groups vLLM splits it into.
 
     A balanced bucket that mixes page sizes sets how many repeats of the pattern a group has; other buckets stay whole,
-    and mamba buckets are split down to the states that the widest attention group's block holds.
+    and mamba buckets are split down to the states that the widest attention group's block holds. From 0.32 sliding
+    buckets are split like mamba buckets if no bucket mixes pages.
     """
     by_type: dict[object, list[LayerSpec]] = {}
     for spec in specs:
-        by_type.setdefault(_type_key(spec), []).append(spec)
+        by_type.setdefault(spec.type_key, []).append(spec)
     buckets = [UniformBucket(tuple(alike)) for alike in by_type.values()]
     per_group = _repeats_per_group(buckets)
+    sliding_too = inputs.capabilities.packs_sliding_as_states and not per_group
+
+    def as_states(bucket: UniformBucket) -> bool:
+        return bucket.is_mamba or (sliding_too and bucket.is_sliding)
 
     def split(bucket: UniformBucket) -> int:
         return ceil_div(bucket.repeats, per_group) if bucket.balanced and per_group else 1
 
-    anchor = max(b.widest_group_bytes(b.layers if b.is_mamba else split(b)) for b in buckets)
-    groups: list[GroupPlan] = []
+    anchor = max(b.widest_group_bytes(b.layers if as_states(b) else split(b)) for b in buckets)
+    splits = []
     for bucket in buckets:
         number = split(bucket)
-        if bucket.is_mamba:
+        if as_states(bucket):
             states = max(anchor // bucket.specs[0].page, 1)
             number = max(number, ceil_div(bucket.layers, states))
+        splits.append((bucket, number))
+    return splits
+
+
+def packed_groups(splits: Sequence[tuple[UniformBucket, int]], inputs: PlanInputs) -> list[GroupPlan]:
+    """vLLM's packed groups."""
+    groups: list[GroupPlan] = []
+    for bucket, number in splits:
         if number == 1:
             groups.append(_group(bucket, bucket.layers, inputs))
             continue
@@ -91,10 +105,10 @@ def _repeats_per_group(buckets: list[UniformBucket]) -> int:
     return min(candidates, key=lambda size: (sum(-count % size for count in counts), -size))
 
 
-def _type_key(spec: LayerSpec) -> object:
-    if isinstance(spec.bucket, AttentionBucket):
-        return (spec.bucket.kind, spec.bucket.window, spec.block_size)
-    return ("mamba", spec.page, spec.block_size)
+def whole_group(specs: Sequence[LayerSpec], inputs: PlanInputs) -> GroupPlan:
+    """All layers in one group, whatever their pages: what vLLM does with layers of one type."""
+    bucket = UniformBucket(tuple(specs))
+    return _group(bucket, bucket.layers, inputs)
 
 
 def _group(bucket: UniformBucket, layers: int, inputs: PlanInputs) -> GroupPlan:

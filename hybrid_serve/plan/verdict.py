@@ -26,16 +26,19 @@ class Impossible:
     """No engine starts on these inputs.
 
     Attributes:
-        error: the exception that vLLM would raise, e.g. `ValueError`; empty if ours.
+        error: the exception that vLLM would raise, e.g. `ValueError`; `Rejected` where this vLLM has no such option;
+            empty if ours.
         reason: what, with the numbers.
         remedy: what to change.
         max_model_len: largest that fits, where memory is the reason; 0 if none does.
+        computed: the layout that vLLM had worked out before it refused; None if it did not get that far.
     """
 
     reason: str
     remedy: str
     error: str = ""
     max_model_len: int | None = None
+    computed: KVPlan | None = None
 
 
 Verdict = Fits | NeedsPatch | Impossible
