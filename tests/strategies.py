@@ -1,5 +1,7 @@
 """Generated planning problems: hybrid geometries as they are published, and ones nobody has made yet."""
 
+from dataclasses import replace
+
 from hypothesis import strategies as st
 
 from hybrid_serve.facts.capabilities import capabilities
@@ -67,4 +69,61 @@ def planning_problems(draw: st.DrawFn, *, device: str | None = None, prefix_cach
         kv_memory_bytes=draw(st.sampled_from([1, 20, 80])) << 30,
         capabilities=capabilities("0.29.0"),
         workload=Workload(contexts=((context, 1.0),)),
+    )
+
+
+@st.composite
+def any_targets(draw: st.DrawFn) -> Layers:
+    """Hybrids of both mamba kinds, and targets without mamba layers: sliding beside full, or full alone."""
+    if draw(st.integers(0, 3)):
+        mamba = draw(targets()).mamba[0]
+        if draw(st.integers(0, 3)) == 0:
+            mamba = replace(mamba, kind="mamba2", num_k_heads=draw(st.sampled_from([1, 2, 8])))
+        return Layers(buckets=(mamba, *draw(targets()).attention))
+    full = replace(draw(targets()).attention[0], count=draw(st.integers(2, 24)))
+    if draw(st.booleans()):
+        return Layers(buckets=(full,))
+    sliding = replace(full, kind="sliding", window=draw(st.sampled_from([128, 1024])), count=draw(st.integers(1, 24)))
+    return Layers(buckets=(sliding, full))
+
+
+@st.composite
+def release_problems(draw: st.DrawFn, version: str) -> PlanInputs:
+    """Problems for one release, over everything that the planner takes into account there."""
+    where = draw(st.sampled_from(["cuda", "cuda", "cuda", "cpu"]))
+    target = draw(any_targets())
+    drafter = draw(drafters())
+    if drafter is not None and draw(st.integers(0, 4)) == 0:  # the target's own shape: layers that merge
+        drafter = Layers(buckets=(replace(target.attention[-1], count=draw(st.integers(1, 8))),))
+    method = (
+        draw(st.sampled_from(["dflash", "dflash", "mtp", "eagle3", "draft_model", "dspark"])) if drafter else "ngram"
+    )
+    kv = ["auto", "bf16", "fp8"] + ["int8_per_token_head", "fp8_per_token_head"] * (where == "cuda")
+    dtype = draw(st.sampled_from(kv))
+    longest = draw(st.sampled_from([1000, 2048, 8192, 32768, 131072, 262144]))
+    layout = draw(st.sampled_from([None, None, None, "HND", "NHD", "LBNHC", "LBHNC", "BLNHC", "BLHNC", "LHBNC"]))
+    hybrid_pair_on_cpu = where == "cpu" and drafter is not None and bool(target.mamba)
+    settings = EngineSettings(
+        tensor_parallel_size=draw(st.sampled_from([1, 1, 2, 4])),
+        kv_dtype=dtype,  # type: ignore[arg-type]
+        draft_kv_dtype=draw(st.sampled_from(["auto", "bf16", dtype, dtype])),  # type: ignore[arg-type]
+        num_speculative_tokens=draw(st.integers(1, 15)) if drafter else draw(st.sampled_from([0, 0, 4])),
+        max_model_len=longest,
+        max_num_batched_tokens=draw(st.sampled_from([1024, 2048, 8192, 32768])),
+        prefix_caching=bool(target.mamba) and not hybrid_pair_on_cpu and draw(st.booleans()),
+        async_scheduling=draw(st.sampled_from([None, None, False])),
+        kv_cache_layout=layout,
+        block_size=draw(st.sampled_from([None, None, None, 32, 64, 256])),
+        gdn_prefill_backend=draw(st.sampled_from(["auto", "triton", "flashinfer"])),
+    )
+    return PlanInputs(
+        target=target,
+        drafter=drafter,
+        settings=settings,
+        device=where,  # type: ignore[arg-type]
+        sm=draw(st.sampled_from([80, 89, 90, 90, 100, 103, 120])) if where == "cuda" else None,
+        kv_memory_bytes=draw(st.integers(1 << 28, 1 << 36)),
+        capabilities=capabilities(version),
+        method=method,
+        workload=Workload(contexts=((draw(st.sampled_from([longest // 4 + 1, longest])), 1.0),)),
     )
