@@ -101,8 +101,10 @@ def release_problems(draw: st.DrawFn, version: str) -> PlanInputs:
     kv = ["auto", "bf16", "fp8"] + ["int8_per_token_head", "fp8_per_token_head"] * (where == "cuda")
     dtype = draw(st.sampled_from(kv))
     longest = draw(st.sampled_from([1000, 2048, 8192, 32768, 131072, 262144]))
-    layout = draw(st.sampled_from([None, None, None, "HND", "NHD", "LBNHC", "LBHNC", "BLNHC", "BLHNC", "LHBNC"]))
-    hybrid_pair_on_cpu = where == "cpu" and drafter is not None and bool(target.mamba)
+    engine = capabilities(version)
+    layouts = sorted(engine.layouts if where == "cuda" else engine.cpu_layouts)
+    layout = draw(st.sampled_from([None, None, *layouts, "BLNHC", draw(st.sampled_from(["LHBNC", "BHLNC", "NHD"]))]))
+    caches = bool(target.mamba) and (where == "cuda" or (drafter is None and engine.cpu_aligns))
     settings = EngineSettings(
         tensor_parallel_size=draw(st.sampled_from([1, 1, 2, 4])),
         kv_dtype=dtype,  # type: ignore[arg-type]
@@ -110,7 +112,7 @@ def release_problems(draw: st.DrawFn, version: str) -> PlanInputs:
         num_speculative_tokens=draw(st.integers(1, 15)) if drafter else draw(st.sampled_from([0, 0, 4])),
         max_model_len=longest,
         max_num_batched_tokens=draw(st.sampled_from([1024, 2048, 8192, 32768])),
-        prefix_caching=bool(target.mamba) and not hybrid_pair_on_cpu and draw(st.booleans()),
+        prefix_caching=caches and draw(st.booleans()),
         async_scheduling=draw(st.sampled_from([None, None, False])),
         kv_cache_layout=layout,
         block_size=draw(st.sampled_from([None, None, None, 32, 64, 256])),
@@ -122,8 +124,8 @@ def release_problems(draw: st.DrawFn, version: str) -> PlanInputs:
         settings=settings,
         device=where,  # type: ignore[arg-type]
         sm=draw(st.sampled_from([80, 89, 90, 90, 100, 103, 120])) if where == "cuda" else None,
-        kv_memory_bytes=draw(st.integers(1 << 28, 1 << 36)),
-        capabilities=capabilities(version),
+        kv_memory_bytes=draw(st.integers(1 << 28, 1 << 34)) << draw(st.sampled_from([0, 4])),
+        capabilities=engine,
         method=method,
         workload=Workload(contexts=((draw(st.sampled_from([longest // 4 + 1, longest])), 1.0),)),
     )

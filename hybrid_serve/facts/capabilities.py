@@ -56,6 +56,7 @@ class EngineCapabilities:
 
         layouts, cpu_layouts: values of VLLM_KV_CACHE_LAYOUT that a hybrid model can have (envs.py;
             v1/attention/backends/utils.py, resolve_kv_cache_layout; cpu_attn.py).
+        alike_layouts: more of them, for a model whose layers all have the same heads and pages.
         packs_sliding_as_states: packed grouping splits sliding layers like mamba states
             (v1/core/kv_cache_utils.py, _get_packed_kv_cache_groups).
         packs_whole_kernel_pages: a packed block is a multiple of FlashAttention 4's pages
@@ -101,6 +102,7 @@ class EngineCapabilities:
     flashinfer_gdn_block: int = 0
     layouts: frozenset[str] = BLOCK_COMPACT_LAYOUTS
     cpu_layouts: frozenset[str] = frozenset({"LBHNC", "HND"})
+    alike_layouts: frozenset[str] = frozenset({"LHBNC", "BHLNC"})
     packs_sliding_as_states: bool = False
     packs_whole_kernel_pages: bool = False
     missing_methods: frozenset[str] = frozenset()
@@ -142,6 +144,7 @@ _V0_26 = replace(
     block_within_batch=True,
     layouts=TWO_LAYOUTS,
     cpu_layouts=TWO_LAYOUTS,
+    alike_layouts=frozenset(),
     v1_targets="hybrid",
     v2_methods=frozenset({"dspark"}),
     v2_for_mixed_dflash=True,

@@ -1,9 +1,9 @@
 """From groups to a finished KV plan: block bytes, blocks, and the check that one request fits."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from math import gcd, lcm
 
-from hybrid_serve.plan.buckets import AttentionBucket, MambaBucket, buckets_of
+from hybrid_serve.plan.buckets import AttentionBucket, Bucket, MambaBucket
 from hybrid_serve.plan.capacity import (
     ceil_div,
     group_blocks,
@@ -61,13 +61,16 @@ def mamba_group(
 
 
 def finish(
-    groups: Sequence[GroupPlan], *, policy: Policy, pages: Pages, layout: str | None, inputs: PlanInputs
+    groups: Sequence[GroupPlan],
+    *,
+    policy: Policy,
+    pages: Pages,
+    layout: str | None,
+    inputs: PlanInputs,
+    block_unit: int = 1,
 ) -> KVPlan:
-    """The plan over `inputs.kv_memory_bytes`: a block is as large as the widest group."""
-    block_bytes = max(group.bytes_in_block for group in groups)
-    if pages == "packed" and layout is not None and inputs.capabilities.packs_whole_kernel_pages:
-        unit = lcm(*_kernel_pages(groups, inputs))
-        block_bytes = ceil_div(block_bytes, unit) * unit
+    """The plan over `inputs.kv_memory_bytes`: a block is as large as the widest group, in whole `block_unit` bytes."""
+    block_bytes = ceil_div(max(group.bytes_in_block for group in groups), block_unit) * block_unit
     return KVPlan(
         policy=policy,
         vllm=inputs.capabilities.version,
@@ -81,17 +84,18 @@ def finish(
     )
 
 
-def _kernel_pages(groups: Sequence[GroupPlan], inputs: PlanInputs) -> list[int]:
-    """Bytes that a packed block must be a multiple of: pages that FlashAttention 4 splits a layer's block into."""
-    fa4 = inputs.capabilities.fa4_kernel_block
+def packed_unit(blocks: Iterable[tuple[Bucket, int]], inputs: PlanInputs) -> int:
+    """Bytes that a block-outermost block is a multiple of, over (bucket, block size in tokens); 1 if any size will do.
+
+    FlashAttention 4 splits a layer's block into pages of 128 tokens, and from vLLM 0.32 blocks hold whole ones.
+    """
+    engine = inputs.capabilities
     pages = [1]
-    buckets = buckets_of(inputs)
-    for group in groups:
-        bucket = buckets[group.bucket]
-        if isinstance(bucket, AttentionBucket) and layer_kernel_block(bucket, inputs) == fa4:
-            kernel = gcd(fa4, group.block_size)
-            pages.append(kernel * bucket.bytes_per_token if kernel < group.block_size else 1)
-    return pages
+    for bucket, block_size in blocks if engine.packs_whole_kernel_pages else ():
+        if isinstance(bucket, AttentionBucket) and layer_kernel_block(bucket, inputs) == engine.fa4_kernel_block:
+            kernel = gcd(engine.fa4_kernel_block, block_size)
+            pages.append(kernel * bucket.bytes_per_token if kernel < block_size else 1)
+    return lcm(*pages)
 
 
 def fits(plan: KVPlan, inputs: PlanInputs, context: int) -> bool:

@@ -4,14 +4,24 @@ from hybrid_serve.facts.layers import PER_TOKEN_HEAD
 from hybrid_serve.plan.buckets import AttentionBucket, buckets_of, drafter_kv_dtype, resolve_dtype
 from hybrid_serve.plan.inputs import PlanInputs
 from hybrid_serve.plan.kv_plan import KVPlan
-from hybrid_serve.plan.specs import LayerSpec, align
+from hybrid_serve.plan.specs import LayerSpec, align, layer_specs
 from hybrid_serve.plan.verdict import Impossible
 from hybrid_serve.sizes import format_size
 
 
 def refusal(inputs: PlanInputs) -> Impossible | None:
     """What this vLLM refuses on this device whatever the plan; None if nothing. In the order in which vLLM would."""
-    checks = (_rejected, _layout, _dtypes_on_cpu, _shards, _block_over_batch, _mixed_drafter_on_cpu, _align_on_cpu)
+    checks = (
+        _rejected,
+        _unknown_layout,
+        _v2_on_cpu,
+        _dtypes_on_cpu,
+        _shards,
+        _mixed_drafter_on_cpu,
+        _block_over_batch,
+        _unsupported_layout,
+        _align_on_cpu,
+    )
     return next((refused for check in checks if (refused := check(inputs)) is not None), None)
 
 
@@ -24,9 +34,8 @@ def one_group_drafter(inputs: PlanInputs) -> bool:
         return True
     if engine.v1_targets == "none" or not inputs.target.mamba:
         return False
-    kinds = {layers.kind for layers in inputs.drafter.attention} if inputs.drafter else set()
-    mixed = engine.v2_for_mixed_dflash and inputs.method == "dflash" and len(kinds) > 1
-    return not mixed and inputs.method not in engine.v2_methods
+    forced = inputs.method in engine.v2_methods or (engine.v2_for_mixed_dflash and _mixed_dflash(inputs))
+    return not forced
 
 
 def _rejected(inputs: PlanInputs) -> Impossible | None:
@@ -51,14 +60,28 @@ def _rejected(inputs: PlanInputs) -> Impossible | None:
     )
 
 
-def _layout(inputs: PlanInputs) -> Impossible | None:
-    engine, asked = inputs.capabilities, inputs.settings.kv_cache_layout
-    known = engine.cpu_layouts if inputs.device == "cpu" else engine.layouts
+def _unknown_layout(inputs: PlanInputs) -> Impossible | None:
+    engine = inputs.capabilities
+    return _layout_outside(engine.layouts | engine.alike_layouts, inputs)
+
+
+def _unsupported_layout(inputs: PlanInputs) -> Impossible | None:
+    """Layouts that exist, and that this device or this mix of layers cannot have."""
+    engine = inputs.capabilities
+    if inputs.device == "cpu":
+        return _layout_outside(engine.cpu_layouts, inputs)
+    shapes = {(getattr(s.bucket, "shape", (1,))[0], s.block_size, s.page) for s in layer_specs(inputs)}
+    alike = not inputs.target.mamba and len(shapes) == 1
+    return _layout_outside(engine.layouts | (engine.alike_layouts if alike else frozenset()), inputs)
+
+
+def _layout_outside(known: frozenset[str], inputs: PlanInputs) -> Impossible | None:
+    asked = inputs.settings.kv_cache_layout
     if asked is None or asked in known:
         return None
     return Impossible(
-        reason=f"VLLM_KV_CACHE_LAYOUT={asked} is not one of those that vLLM {engine.version} takes for this model on "
-        f"{inputs.device}: {', '.join(sorted(known))}",
+        reason=f"VLLM_KV_CACHE_LAYOUT={asked} is not one of those that vLLM {inputs.capabilities.version} takes for "
+        f"this model on {inputs.device}: {', '.join(sorted(known))}",
         remedy="unset it, or set one of these",
         error="ValueError",
     )
@@ -105,9 +128,30 @@ def _block_over_batch(inputs: PlanInputs) -> Impossible | None:
     )
 
 
+def _v2_on_cpu(inputs: PlanInputs) -> Impossible | None:
+    """What runs on the V2 model runner only, on a device that lacks the Triton it needs."""
+    engine = inputs.capabilities
+    forced = inputs.method in engine.v2_methods or (engine.v2_for_mixed_dflash and _mixed_dflash(inputs))
+    if inputs.device != "cpu" or inputs.drafter is None or not forced:
+        return None
+    return Impossible(
+        reason=f"vLLM {engine.version} runs this {inputs.method} drafter on the V2 model runner only, and that needs "
+        "Triton",
+        remedy="use a drafter whose layers are all full attention, or a GPU",
+        error="ValueError",
+    )
+
+
+def _mixed_dflash(inputs: PlanInputs) -> bool:
+    kinds = {layers.kind for layers in inputs.drafter.attention} if inputs.drafter else set()
+    return inputs.method == "dflash" and len(kinds) > 1
+
+
 def _mixed_drafter_on_cpu(inputs: PlanInputs) -> Impossible | None:
+    """A DFlash drafter asks for the V2 model runner while its layers are built."""
     drafter = [b for b in buckets_of(inputs) if isinstance(b, AttentionBucket) and b.owner == "drafter"]
-    if inputs.device != "cpu" or not one_group_drafter(inputs) or len({bucket.kind for bucket in drafter}) < 2:
+    mixed = inputs.method == "dflash" and len({bucket.kind for bucket in drafter}) > 1
+    if inputs.device != "cpu" or not one_group_drafter(inputs) or not mixed:
         return None
     counts = ", ".join(f"{bucket.layers} {bucket.kind}" for bucket in drafter)
     return Impossible(

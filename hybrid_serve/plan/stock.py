@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from hybrid_serve.plan.buckets import MambaBucket
-from hybrid_serve.plan.build import attention_group, finish, fits, largest_context, mamba_group
+from hybrid_serve.plan.build import attention_group, finish, fits, largest_context, mamba_group, packed_unit
 from hybrid_serve.plan.capacity import ceil_div
 from hybrid_serve.plan.inputs import PlanInputs
 from hybrid_serve.plan.kv_plan import GroupPlan, KVPlan, Pages
@@ -55,15 +55,17 @@ class Grouped(NamedTuple):
 def _group(specs: tuple[LayerSpec, ...], inputs: PlanInputs) -> Grouped | Impossible:
     """Step 3."""
     layout = inputs.settings.kv_cache_layout
-    mixed_pages = len({spec.page for spec in specs}) > 1
+    block_outermost = (layout or "").startswith("B")
+    unit = packed_unit(((spec.bucket, spec.block_size) for spec in specs), inputs) if block_outermost else 1
     if len({spec.type_key for spec in specs}) == 1:
-        pages: Pages = "packed" if mixed_pages else "uniform"
+        pages: Pages = "uniform" if len({spec.merge_key for spec in specs}) == 1 else "packed"
         groups = [whole_group(specs, inputs)]
-        return Grouped(finish(groups, policy="stock", pages=pages, layout=layout, inputs=inputs), 1)
-    if mixed_pages and (layout or "").startswith("B"):
+        plan = finish(groups, policy="stock", pages=pages, layout=layout, inputs=inputs, block_unit=unit)
+        return Grouped(plan, drafter_groups=1)
+    if block_outermost and len({spec.page for spec in specs}) > 1:
         packed = packed_splits(specs, inputs)
         groups = packed_groups(packed, inputs)
-        plan = finish(groups, policy="stock", pages="packed", layout=layout, inputs=inputs)
+        plan = finish(groups, policy="stock", pages="packed", layout=layout, inputs=inputs, block_unit=unit)
         return Grouped(plan, _drafter_groups([(bucket.specs, number) for bucket, number in packed]))
     unified = unify(specs, inputs)
     if isinstance(unified, Impossible):

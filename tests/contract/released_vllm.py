@@ -328,6 +328,8 @@ def answer(case):
             assert envs.VLLM_KV_CACHE_LAYOUT  # reading it is what validates it
         config = configuration(case)
         state_of(case, config)
+        if not on_v1_runner(config):
+            config._validate_v2_model_runner()
         build_drafter(config, case)
         platform = CpuPlatform if case["device"] == "cpu" else SimulatedGPU
         platform.update_block_size_for_backend(config)
