@@ -3,8 +3,7 @@
     python -m tests.contract.run_engine '{"policy": "best", "drafter": true, "prompts": 50}'
 
 Keys: policy ("best" | "stock"), drafter (bool), prompts (how many of the 50 held-out ones, greedy), max_tokens, tokens
-(K), plan_tokens (K
-that the plan is made for, to hand the engine a wrong plan), worker_extension_cls, kv_memory, prefix_caching.
+(K), plan_tokens (K that the plan is made for, to hand the engine a wrong plan), worker_extension_cls, kv_memory, prefix_caching.
 """
 
 import asyncio
