@@ -29,7 +29,7 @@ def refusal(inputs: PlanInputs) -> Impossible | None:
     ):
         return Impossible(
             reason=f"vLLM {inputs.capabilities.version} on a CPU starts with prefix caching on a hybrid model with a "
-            "drafter, and its engine dies on the first request: mamba cache mode `align` copies states in a Triton kernel",
+            "drafter, and its engine dies on the first request: cache mode `align` copies states in a Triton kernel",
             remedy="turn prefix caching off, or use a GPU",
             error="TypeError",
         )
