@@ -153,8 +153,7 @@ def _align_on_cpu(inputs: PlanInputs) -> Impossible | None:
         return None
     return Impossible(
         reason=f"vLLM {inputs.capabilities.version} on a CPU starts with prefix caching on a hybrid model with a "
-        "drafter, and its engine dies on the first request: the state copy of mamba cache mode `align` is a Triton "
-        "kernel",
+        "drafter, and its engine dies on the first request: cache mode `align` copies states in a Triton kernel",
         remedy="turn prefix caching off, or use a GPU",
         error="TypeError",
     )
