@@ -6,6 +6,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from ray import serve
 from ray.serve import Application
 from ray.serve.config import AutoscalingConfig
+from ray.serve.schema import LoggingConfig
 
 from deployments.config import AppConfig
 from deployments.errors import AppError
@@ -130,6 +131,7 @@ def _pool_options(config: AppConfig, sizing: PoolSizing) -> dict[str, Any]:
         "max_constructor_retry_count": pool.start_attempts,
         "graceful_shutdown_timeout_s": pool.graceful_shutdown_timeout_s,
         "user_config": {"report_period_s": REPORT_PERIOD_S},
+        "logging_config": LoggingConfig(enable_access_log=False),
     }
 
 
@@ -138,6 +140,7 @@ def _ingress_options(config: AppConfig) -> dict[str, Any]:
         "ray_actor_options": {"num_cpus": config.ingress.num_cpus, "runtime_env": {"env_vars": _ONE_LOOP}},
         "num_replicas": config.ingress.num_replicas,
         "max_ongoing_requests": config.ingress.max_ongoing_requests,
+        "logging_config": LoggingConfig(enable_access_log=config.ingress.access_log),
         "user_config": {
             "max_body": config.limits.max_body,
             "request_timeout_s": config.limits.request_timeout_s,

@@ -186,6 +186,7 @@ class IngressConfig(_Section):
 
     num_replicas: int = _light(1, "Ingress replicas.", ge=1)
     num_cpus: float = _restart(0.0, "CPUs that Ray reserves for each.", ge=0)
+    access_log: bool = _restart(False, "Log a line per request; it costs about as much as forwarding ten chunks.")
     max_ongoing_requests: int = _light(10_000, "Requests one ingress replica forwards at once.", ge=1)
 
 

@@ -12,6 +12,8 @@ import psutil
 import ray
 from ray._private import ray_constants, services
 
+from deployments.local_haproxy import haproxy_environment
+
 GRACE_S = 5.0
 
 _ENVIRONMENT = {
@@ -43,9 +45,11 @@ def private_ray(**options: Any) -> Iterator[None]:
 
     `options` go to `ray.init`. An already running Ray, also one named in RAY_ADDRESS, is not used.
     """
-    _prepare()
     # Short: a socket's path in it may have 107 bytes.
     folder = Path(tempfile.mkdtemp(prefix="hs-ray-"))
+    before = dict(os.environ)
+    _prepare()
+    os.environ.update({name: v for name, v in haproxy_environment(folder).items() if name not in before})
     started: list[psutil.Process] = []
     try:
         ray.init("local", **{"namespace": "serve", "include_dashboard": False, "_temp_dir": str(folder), **options})
@@ -55,6 +59,8 @@ def private_ray(**options: Any) -> Iterator[None]:
         started = psutil.Process().children(recursive=True)
         ray.shutdown()
         _end(started)
+        os.environ.clear()
+        os.environ.update(before)
         shutil.rmtree(folder, ignore_errors=True)
 
 

@@ -1,7 +1,6 @@
 """One Ray on loopback for all cluster tests, with its own ports and temporary folder; stopped by handle."""
 
 import re
-import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -18,15 +17,9 @@ from ray.serve.config import HTTPOptions
 
 from deployments.builder import build
 from deployments.config import AppConfig
+from deployments.local_haproxy import free_port
 from deployments.local_ray import private_ray
 from hybrid_serve.negotiation.planner import ACTOR_NAME, NAMESPACE
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 @dataclass(frozen=True)

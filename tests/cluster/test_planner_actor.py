@@ -65,7 +65,7 @@ def test_there_is_one_planner_and_it_outlives_the_app(
     before = planner_id()
     with deployed(config_of(pair_folder, "again")) as again:
         assert [entry["pool"] for entry in again.planned()] == ["again"]
-        assert app.planned() == []
+        until(lambda: app.planned() == [])
     assert planners() == [ACTOR_NAME] and planner_id() == before
 
 

@@ -16,7 +16,8 @@ import psutil
 import pytest
 import yaml
 
-from tests.cluster.conftest import free_port, until
+from deployments.local_haproxy import free_port
+from tests.cluster.conftest import until
 from tests.demo_app import app_values
 
 pytestmark = pytest.mark.cluster
@@ -25,13 +26,20 @@ ROOT = Path(__file__).parents[2]
 STOP_S = 60
 
 
+def plain_environment() -> dict[str, str]:
+    """Without what the Ray of this test session needs."""
+    return {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+
+
 class Runner:
     """One `python -m deployments.serve_demo`, and every process that was ever seen below it."""
 
     def __init__(self, config: Path, log: Path) -> None:
         self.port, self._log = free_port(), log
         command = [sys.executable, "-u", "-m", "deployments.serve_demo", "--port", str(self.port), "--config", config]
-        self.process = subprocess.Popen(command, cwd=ROOT, stdout=log.open("w"), stderr=subprocess.STDOUT)
+        self.process = subprocess.Popen(
+            command, cwd=ROOT, stdout=log.open("w"), stderr=subprocess.STDOUT, env=plain_environment()
+        )
         self.seen: dict[int, psutil.Process] = {}
 
     @property
@@ -122,8 +130,7 @@ def test_a_mistake_is_one_readable_error_before_ray_starts(
     config = tmp_path / "app.yaml"
     config.write_text(yaml.safe_dump(app_values(pair_folder, num_speculative_tokens=7)))
     command = [part.replace("CONFIG", str(config)) for part in command]
-    environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
-    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, env=environment)
+    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, env=plain_environment())
     assert run.returncode != 0
     assert f"Error: {config}: 1 mistake in the configuration\n" in run.stderr
     assert "max_modle_len: unknown key; did you mean engine.max_model_len" in run.stderr
