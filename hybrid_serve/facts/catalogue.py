@@ -11,13 +11,13 @@ GPUS: dict[str, tuple[str, int, int]] = {
     # name: (the driver's name, MiB, sm)
     "H20": ("NVIDIA H20", 97871, 90),  # public nvidia-smi logs of the 500 W board; datasheet 96 GB
     "H20-3e": ("NVIDIA H20-3e", 143771, 90),  # datasheet 141 GB HBM3e, the H200's stacks: the H200's figure is taken
-    "H100": ("NVIDIA H100 80GB HBM3", 81559, 90),  # public nvidia-smi logs, SXM5
-    "H200": ("NVIDIA H200", 143771, 90),  # public nvidia-smi logs, SXM5
+    "H100": ("NVIDIA H100 80GB HBM3", 81559, 90),  # nvidia-smi, SXM5: modal-labs/modal-client#2797
+    "H200": ("NVIDIA H200", 143771, 90),  # nvidia-smi and NVML on such a card, SXM5
     "B200": ("NVIDIA B200", 183359, 100),  # public nvidia-smi logs
     "L40S": ("NVIDIA L40S", 46068, 89),  # public nvidia-smi logs, ECC on
     "RTX PRO 6000": ("NVIDIA RTX PRO 6000 Blackwell Server Edition", 97887, 120),  # public nvidia-smi logs
-    "A100": ("NVIDIA A100-SXM4-80GB", 81920, 80),  # public nvidia-smi logs, SXM4
-    "A6000": ("NVIDIA RTX A6000", 49140, 86),  # public nvidia-smi logs, ECC off as shipped
+    "A100": ("NVIDIA A100-SXM4-80GB", 81920, 80),  # nvidia-smi, SXM4: modal-labs/modal-client#2797
+    "A6000": ("NVIDIA RTX A6000", 49140, 86),  # datasheet 48 GB, less 12 MiB; not checked on a card
 }
 
 # Further names: Ray's accelerator-type labels, and what people write.
