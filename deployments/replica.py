@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import logging.handlers
 import time
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing, contextmanager
@@ -60,7 +61,7 @@ class Replica:
         logger.info("plan %.1f s (%s)", time.monotonic() - started, source)
         engine_config = await self._engine_config(pair)
         self._reporting = asyncio.ensure_future(self._keep_reporting())
-        with _phase("engine"):
+        with _phase("engine"), _log_file_kept():
             report = await self._engine.start(engine_config)
         with _phase("verify"):
             self._report = report
@@ -170,3 +171,15 @@ def _phase(name: str) -> Iterator[None]:
     started = time.monotonic()
     yield
     logger.info("%s %.1f s", name, time.monotonic() - started)
+
+
+@contextmanager
+def _log_file_kept() -> Iterator[None]:
+    """vLLM configures logging when it is imported. Python then closes every handler of the process, and one that
+    buffers, as Ray Serve's does, forgets the log file behind it."""
+    targets = [(h, h.target) for h in logger.handlers if isinstance(h, logging.handlers.MemoryHandler)]
+    try:
+        yield
+    finally:
+        for handler, target in targets:
+            handler.setTarget(target)

@@ -4,7 +4,7 @@ import argparse
 import json
 from typing import Any, get_args
 
-from hybrid_serve.facts.assemble import plan_inputs
+from hybrid_serve.facts.assemble import plan_inputs, ssm_cache_dtype
 from hybrid_serve.facts.capabilities import DEFAULT_VLLM
 from hybrid_serve.facts.catalogue import gpu
 from hybrid_serve.facts.checkpoint import read_drafter, read_target
@@ -39,6 +39,10 @@ def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
     command.add_argument("--tp", type=int, default=1, metavar="N", help="tensor parallel size")
     command.add_argument("--kv-dtype", choices=get_args(KVDtype), default="auto")
     command.add_argument("--draft-kv-dtype", choices=get_args(KVDtype), default="auto")
+    command.add_argument(
+        "--mamba-ssm-cache-dtype", choices=("auto", "float32", "float16", "bfloat16"), default="auto",
+        help="of the recurrent states; auto: float32 on a CPU, else the model's",
+    )  # fmt: skip
     command.add_argument("--num-speculative-tokens", type=int, metavar="K", help="default: the most the drafter drafts")
     command.add_argument(
         "--max-model-len", type=int, metavar="N", help="default: 8192, or the target's longest if less"
@@ -61,9 +65,11 @@ def _size(text: str) -> int:
 
 def run(arguments: argparse.Namespace) -> int:
     """Plan and print. Exit status 1 if nothing fits."""
-    target = read_target(arguments.target)
+    device = _device(arguments)
+    ssm_dtype = ssm_cache_dtype(arguments.mamba_ssm_cache_dtype, device.kind)
+    target = read_target(arguments.target, mamba_ssm_cache_dtype=ssm_dtype)
     drafter = None if arguments.drafter == "none" else read_drafter(arguments.drafter)
-    inputs = _inputs(arguments, target, drafter)
+    inputs = _inputs(arguments, device, target, drafter)
     decision = decide(inputs, arguments.policy)
     context = arguments.context or inputs.settings.max_model_len
     answer = to_json(decision.chosen, inputs, context)
@@ -71,7 +77,9 @@ def run(arguments: argparse.Namespace) -> int:
     return 1 if isinstance(decision.chosen, Impossible) else 0
 
 
-def _inputs(arguments: argparse.Namespace, target: TargetFacts, drafter: DrafterFacts | None) -> PlanInputs:
+def _inputs(
+    arguments: argparse.Namespace, device: DeviceFacts, target: TargetFacts, drafter: DrafterFacts | None
+) -> PlanInputs:
     asked = arguments.num_speculative_tokens
     tokens = asked if asked is not None else (drafter.max_speculative_tokens if drafter else 0)
     longest = arguments.max_model_len or min(8192, target.max_position_embeddings)
@@ -84,7 +92,8 @@ def _inputs(arguments: argparse.Namespace, target: TargetFacts, drafter: Drafter
         max_num_batched_tokens=arguments.max_num_batched_tokens,
         prefix_caching=arguments.prefix_caching,
     )
-    device, memory = _memory(arguments, target, drafter)
+    weights = (target.weights_bytes or 0) + ((drafter.weights_bytes or 0) if drafter else 0)
+    memory = arguments.kv_memory or kv_memory_bytes(device, weights, arguments.tp)
     contexts = ((arguments.context, 1.0),) if arguments.context else ()
     return plan_inputs(
         target=target,
@@ -97,19 +106,15 @@ def _inputs(arguments: argparse.Namespace, target: TargetFacts, drafter: Drafter
     )
 
 
-def _memory(
-    arguments: argparse.Namespace, target: TargetFacts, drafter: DrafterFacts | None
-) -> tuple[DeviceFacts, int]:
-    """The device, and its KV memory in bytes: as given, or estimated from the GPU asked for or found here."""
-    if arguments.kv_memory is not None:
-        kind: DeviceKind = arguments.device or "cuda"
-        sm = DEFAULT_SM if kind == "cuda" else None
-        return DeviceFacts(
-            kind=kind, name=kind, memory_bytes=arguments.kv_memory, sm=sm, measured=False
-        ), arguments.kv_memory
-    device = gpu(arguments.gpu) if arguments.gpu else measure_device(arguments.device or "auto")
-    weights = (target.weights_bytes or 0) + ((drafter.weights_bytes or 0) if drafter else 0)
-    return device, kv_memory_bytes(device, weights, arguments.tp)
+def _device(arguments: argparse.Namespace) -> DeviceFacts:
+    """The GPU asked for, or the device here; with `--kv-memory` one of which nothing but its kind matters."""
+    if arguments.gpu:
+        return gpu(arguments.gpu)
+    if arguments.kv_memory is None:
+        return measure_device(arguments.device or "auto")
+    kind: DeviceKind = arguments.device or "cuda"
+    sm = DEFAULT_SM if kind == "cuda" else None
+    return DeviceFacts(kind=kind, name=kind, memory_bytes=arguments.kv_memory, sm=sm, measured=False)
 
 
 def to_json(verdict: Verdict, inputs: PlanInputs, context: int) -> dict[str, Any]:

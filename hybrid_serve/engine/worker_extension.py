@@ -9,7 +9,9 @@ from typing import Any
 
 from hybrid_serve.engine.additional import plan_in
 from hybrid_serve.engine.apply import KINDS, PlanMismatchError, group_rows, rows_of_plan
+from hybrid_serve.engine.patches import cpu_sampling
 from hybrid_serve.engine.plugin import register
+from hybrid_serve.facts.capabilities import capabilities
 
 _MARK = "__hybrid_serve_checked__"
 
@@ -43,8 +45,17 @@ def _check_before_allocation() -> None:
     WorkerWrapperBase.initialize_from_config = initialize_from_config
 
 
+def _mend_cpu_sampling() -> None:
+    import vllm
+    from vllm.platforms import current_platform
+
+    if current_platform.is_cpu() and capabilities(vllm.__version__.split("+")[0]).cpu_expands_only_integers:
+        cpu_sampling.install()
+
+
 register()
 _check_before_allocation()
+_mend_cpu_sampling()
 
 
 class PlanWorkerExtension:

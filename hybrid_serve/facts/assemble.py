@@ -3,11 +3,16 @@
 from dataclasses import replace
 
 from hybrid_serve.facts.capabilities import EngineCapabilities, capabilities
-from hybrid_serve.facts.device import DeviceFacts
+from hybrid_serve.facts.device import DeviceFacts, DeviceKind
 from hybrid_serve.facts.errors import FactsError, Problem
 from hybrid_serve.facts.model import DrafterFacts, TargetFacts
 from hybrid_serve.facts.pairing import check_pair
 from hybrid_serve.plan.inputs import EngineSettings, PlanInputs, Workload
+
+
+def ssm_cache_dtype(asked: str, device: DeviceKind) -> str:
+    """vLLM's `mamba_ssm_cache_dtype` for a device: as asked; `auto` is float32 on a CPU, whose GDN kernels want it."""
+    return "float32" if asked == "auto" and device == "cpu" else asked
 
 
 def plan_inputs(

@@ -76,6 +76,8 @@ class EngineCapabilities:
         v2_methods, v2_for_mixed_dflash: what runs on the V2 runner whatever the target (use_v2_model_runner).
         cpu_mamba_align: mamba cache mode `align` (prefix caching) with a drafter runs on a CPU. It starts and dies on
             the first request where its state copy is a Triton kernel (v1/worker/mamba_utils.py, run_fused_precopy).
+        cpu_expands_only_integers: the CPU's rejection sampler gets uninitialised temperatures
+            (utils/cpu_triton_utils.py, _expand_kernel_impl); see hybrid_serve.engine.patches.cpu_sampling.
 
         patch: module under hybrid_serve.engine.patches that applies a plan; None if none does.
     """
@@ -115,6 +117,7 @@ class EngineCapabilities:
     v2_methods: frozenset[str] = frozenset()
     v2_for_mixed_dflash: bool = False
     cpu_mamba_align: bool = False
+    cpu_expands_only_integers: bool = True
     patch: str | None = "kv_cache_utils"
 
     @property

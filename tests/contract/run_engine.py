@@ -3,8 +3,8 @@
     python -m tests.contract.run_engine '{"policy": "best", "drafter": true, "prompts": 50}'
 
 Keys: policy ("best" | "stock"), drafter (bool), prompts (how many of the 50 held-out ones, greedy), max_tokens, tokens
-(K), plan_tokens (K
-that the plan is made for, to hand the engine a wrong plan), worker_extension_cls, kv_memory, prefix_caching.
+(K), plan_tokens (K that the plan is made for, to hand the engine a wrong plan), worker_extension_cls, kv_memory,
+prefix_caching, eager, temperature, context (tokens the plan is made for).
 """
 
 import asyncio
@@ -24,7 +24,7 @@ from hybrid_serve.facts.assemble import plan_inputs
 from hybrid_serve.facts.checkpoint import read_drafter, read_target
 from hybrid_serve.facts.probe import measure_device
 from hybrid_serve.plan.decide import decide
-from hybrid_serve.plan.inputs import EngineSettings
+from hybrid_serve.plan.inputs import EngineSettings, Workload
 from hybrid_serve.plan.kv_plan import differences
 
 PROMPTS = 50
@@ -50,10 +50,11 @@ async def run(task: dict[str, Any]) -> dict[str, Any]:
         device=measure_device("cpu"),
         kv_memory_bytes=task.get("kv_memory", 1 << 30),
         vllm="0.29.0",
+        workload=Workload(contexts=((task["context"], 1.0),)) if "context" in task else None,
     )
     decision = decide(inputs, task["policy"])
     assert decision.plan is not None
-    extra = {"enforce_eager": True}
+    extra: dict[str, Any] = {"enforce_eager": task.get("eager", True)}
     if "worker_extension_cls" in task:
         extra["worker_extension_cls"] = task["worker_extension_cls"]
     config = EngineConfig(
@@ -97,7 +98,12 @@ async def generate(engine: VLLMEngine, task: dict[str, Any]) -> list[list[int]]:
     outputs = []
     async with httpx.AsyncClient(transport=transport, base_url="http://engine", timeout=600) as client:
         for prompt in held_out_prompts(PROMPTS, PROMPT_SEED)[: task.get("prompts", 0)]:
-            body = {"model": "demo", "messages": prompt.messages, "temperature": 0, "return_token_ids": True}
+            body = {
+                "model": "demo",
+                "messages": prompt.messages,
+                "temperature": task.get("temperature", 0),
+                "return_token_ids": True,
+            }
             body["max_tokens"] = task.get("max_tokens", 160)
             answer = await client.post("/v1/chat/completions", json=body)
             answer.raise_for_status()

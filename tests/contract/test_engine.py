@@ -116,6 +116,12 @@ def test_acceptance_falls_when_the_drafters_layers_share_a_page() -> None:
     assert agreement(corrupted.answer["outputs"], best().answer["outputs"][:12]) >= 0.98
 
 
+def test_answers_at_a_temperature_are_drafted_and_make_sense() -> None:
+    sampled = run_engine(prompts=12, temperature=0.2).answer
+    assert sampled["mean_acceptance_length"] >= 3.0
+    assert agreement(sampled["outputs"], best().answer["outputs"][:12]) >= 0.6
+
+
 def test_a_plugin_that_is_not_loaded_ends_the_start() -> None:
     failed = run_engine(env={"VLLM_PLUGINS": "another_plugin"})
     assert "error" in failed.answer
