@@ -100,6 +100,7 @@ def to_json(verdict: Verdict, inputs: PlanInputs) -> dict[str, Any]:
         "reason": getattr(verdict, "reason", ""),
         "remedy": getattr(verdict, "remedy", ""),
         "vllm": inputs.capabilities.version,
+        "vllm_note": inputs.capabilities.note,
         "pages": None,
         "block_bytes": None,
         "groups": [],

@@ -43,7 +43,7 @@ def table(decision: Decision, inputs: PlanInputs) -> str:
         f"{format_size(inputs.kv_memory_bytes)} of KV cache"
     ]
     if inputs.capabilities.note:
-        lines.append(f"  {inputs.capabilities.note}")
+        lines.append(f"  note: {inputs.capabilities.note}")
     if isinstance(chosen, Impossible):
         return "\n".join([*lines, f"  {chosen.reason}", f"  to do: {chosen.remedy}"])
     if isinstance(chosen, NeedsPatch):

@@ -47,8 +47,8 @@ class EngineCapabilities:
             (v1/core/kv_cache_utils.py, get_kv_cache_configs).
         counts_batches_in_flight: a sliding layer keeps the tokens of every batch in flight, not of one
             (v1/kv_cache_interface.py, SlidingWindowSpec).
-        block_within_batch: in mamba cache mode `align` the target's block must not exceed max_num_batched_tokens
-            (config/vllm.py, validate_block_size).
+        block_within_batch: in mamba cache mode `align` the smallest block must not exceed max_num_batched_tokens
+            (config/vllm.py, validate_block_size, called from v1/engine/core.py once the groups are known).
         checkpointing_kinds: mamba layers that hold one state more in mode `align`, exported from inside a prefill
             (model_executor/layers/mamba/mamba_mixer2.py, get_kv_cache_spec).
         flashinfer_gdn_block: the same for GDN layers whose prefill FlashInfer does; then blocks are multiples of this

@@ -1,6 +1,7 @@
 """`best()`: the plan that needs fewest bytes for the stated workload, weighed against its group count."""
 
 from hybrid_serve.plan.build import fits, largest_context
+from hybrid_serve.plan.capacity import kernel_block
 from hybrid_serve.plan.inputs import PlanInputs
 from hybrid_serve.plan.kv_plan import KVPlan
 from hybrid_serve.plan.refusals import refusal, too_little_memory
@@ -30,13 +31,19 @@ def best(inputs: PlanInputs) -> Verdict:
     if not found:
         return _impossible(inputs, unaided)
     chosen = min(found, key=lambda plan: score(plan, inputs))
-    return NeedsPatch(plan=chosen, reason=_reason(chosen, unaided), remedy=_remedy(chosen))
+    return NeedsPatch(plan=chosen, reason=_reason(chosen, unaided), remedy=_remedy(chosen, inputs))
 
 
 def _families(inputs: PlanInputs) -> list[KVPlan]:
-    """The best plan of each family that is allowed here."""
+    """The best plan of each family that is allowed here.
+
+    Packed blocks need the release's block-outermost layouts, and whole kernel pages where FlashAttention 4 splits
+    blocks.
+    """
     layout = inputs.settings.kv_cache_layout
-    packable = inputs.device == "cuda" and inputs.capabilities.block_outermost and layout in (None, PACKED_LAYOUT)
+    engine = inputs.capabilities
+    whole_pages = engine.packs_whole_kernel_pages or kernel_block(inputs) != engine.fa4_kernel_block
+    packable = inputs.device == "cuda" and engine.block_outermost and whole_pages and layout in (None, PACKED_LAYOUT)
     uniform = None if layout is not None and layout.startswith("B") else uniform_plan(inputs, layout=layout)
     packed = packed_plan(inputs, layout=PACKED_LAYOUT) if packable else None
     return [plan for plan in (uniform, packed) if plan is not None]
@@ -64,6 +71,8 @@ def _reason(chosen: KVPlan, unaided: Verdict) -> str:
     )
 
 
-def _remedy(chosen: KVPlan) -> str:
+def _remedy(chosen: KVPlan, inputs: PlanInputs) -> str:
+    if inputs.capabilities.patch is None:
+        return f"no patch applies a plan to vLLM {chosen.vllm} yet: use a release that has one, or policy stock"
     layout = f" and VLLM_KV_CACHE_LAYOUT={chosen.kv_cache_layout}" if chosen.pages == "packed" else ""
     return f"run vLLM with the hybrid_serve plugin ({ASK_FOR_A_PLAN}){layout}"

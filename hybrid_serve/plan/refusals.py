@@ -5,7 +5,7 @@ from hybrid_serve.plan.buckets import AttentionBucket, buckets_of, drafter_kv_dt
 from hybrid_serve.plan.inputs import PlanInputs
 from hybrid_serve.plan.kv_plan import KVPlan
 from hybrid_serve.plan.replay import refused_replay
-from hybrid_serve.plan.specs import LayerSpec, align, layer_specs
+from hybrid_serve.plan.specs import LayerSpec, layer_specs
 from hybrid_serve.plan.verdict import Impossible
 from hybrid_serve.sizes import format_size
 
@@ -20,7 +20,6 @@ def refusal(inputs: PlanInputs) -> Impossible | None:
         _dtypes_on_cpu,
         _shards,
         _mixed_drafter_on_cpu,
-        _block_over_batch,
         _unsupported_layout,
         _align_on_cpu,
     )
@@ -126,21 +125,6 @@ def _shards(inputs: PlanInputs) -> Impossible | None:
     return None
 
 
-def _block_over_batch(inputs: PlanInputs) -> Impossible | None:
-    engine, settings = inputs.capabilities, inputs.settings
-    if not engine.block_within_batch or not settings.prefix_caching or not inputs.target.mamba:
-        return None
-    block_size = align(buckets_of(inputs), inputs).block_size
-    if block_size <= settings.max_num_batched_tokens:
-        return None
-    return Impossible(
-        reason=f"with prefix caching on a hybrid model, vLLM {engine.version} wants blocks (here {block_size:,} "
-        f"tokens) of at most max_num_batched_tokens ({settings.max_num_batched_tokens:,})",
-        remedy=f"raise max_num_batched_tokens to {block_size:,}, or turn prefix caching off",
-        error="AssertionError",
-    )
-
-
 def _v2_on_cpu(inputs: PlanInputs) -> Impossible | None:
     """What runs on the V2 model runner only, on a device that lacks the Triton it needs."""
     engine = inputs.capabilities
@@ -182,8 +166,7 @@ def _align_on_cpu(inputs: PlanInputs) -> Impossible | None:
         return None
     return Impossible(
         reason=f"vLLM {inputs.capabilities.version} on a CPU starts with prefix caching on a hybrid model with a "
-        "drafter, and its engine dies on the first request: the state copy of mamba cache mode `align` is a Triton "
-        "kernel",
+        "drafter, and its engine dies on the first request: cache mode `align` copies states in a Triton kernel",
         remedy="turn prefix caching off, or use a GPU",
         error="TypeError",
     )
@@ -208,6 +191,23 @@ def scattered_drafter(groups: int, plan: KVPlan, inputs: PlanInputs) -> Impossib
         reason=f"vLLM {inputs.capabilities.version} splits the drafter's layers into {groups} groups, and its V1 model "
         "runner wants all drafting layers in one",
         remedy="run the hybrid_serve plan (policy best), or a drafter with as many layers as the smallest bucket",
+        error="AssertionError",
+        computed=plan,
+    )
+
+
+def block_over_batch(plan: KVPlan, inputs: PlanInputs) -> Impossible | None:
+    """Up to 0.26, prefix caching on a hybrid model wants the smallest block to fit into a batch."""
+    engine, settings = inputs.capabilities, inputs.settings
+    if not engine.block_within_batch or not settings.prefix_caching or not inputs.target.mamba:
+        return None
+    block_size = min(group.block_size for group in plan.groups)
+    if block_size <= settings.max_num_batched_tokens:
+        return None
+    return Impossible(
+        reason=f"with prefix caching on a hybrid model, vLLM {engine.version} wants blocks (here {block_size:,} "
+        f"tokens) of at most max_num_batched_tokens ({settings.max_num_batched_tokens:,})",
+        remedy=f"raise max_num_batched_tokens to {block_size:,}, or turn prefix caching off",
         error="AssertionError",
         computed=plan,
     )

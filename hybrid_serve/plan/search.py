@@ -7,16 +7,24 @@ which something fits exactly: k mamba states, or a whole number of kernel blocks
 
 from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
-from math import lcm
+from math import gcd, lcm
 from typing import NamedTuple
 
 from hybrid_serve.plan.buckets import AttentionBucket, Bucket, MambaBucket, buckets_of
-from hybrid_serve.plan.build import attention_group, finish, mamba_group
-from hybrid_serve.plan.capacity import ceil_div, floor_bytes, group_blocks, kernel_block, request_bytes
+from hybrid_serve.plan.build import attention_group, finish, mamba_group, packed_unit
+from hybrid_serve.plan.capacity import (
+    ceil_div,
+    checkpoint_block,
+    floor_bytes,
+    group_blocks,
+    kernel_block,
+    request_bytes,
+)
 from hybrid_serve.plan.inputs import PlanInputs
 from hybrid_serve.plan.kv_plan import GroupPlan, KVPlan, Pages
 from hybrid_serve.plan.memory_free import memory_free
 from hybrid_serve.plan.refusals import one_group_drafter
+from hybrid_serve.plan.specs import align
 
 GROUP_COST = 0.002
 """Cost of one more group, as a share of a request's bytes: a stated default until it is measured."""
@@ -55,12 +63,22 @@ class Split(NamedTuple):
 
 
 class Problem(NamedTuple):
-    """What the search looks at again and again, computed once."""
+    """What the search looks at again and again, computed once.
+
+    Attributes:
+        kernel: tokens that every attention block is a multiple of.
+        anchor: tokens that every block is a multiple of and a mamba block has, with prefix caching on the V2 model
+            runner: the scheduler takes the smallest block of all groups, and a worker vLLM's own aligned block, for the
+            mamba block (v1/core/sched/scheduler.py; v1/worker/gpu/model_states/mamba_hybrid.py). 0: free.
+        fills_pages: an attention page must be full, since this release or kernel reads no padded one.
+    """
 
     inputs: PlanInputs
     buckets: tuple[Bucket, ...]
     contexts: tuple[tuple[int, float], ...]
     kernel: int
+    anchor: int
+    fills_pages: bool
     floor: float
     drafter_in_one_group: bool
 
@@ -94,22 +112,32 @@ def packed_plan(inputs: PlanInputs, layout: str | None) -> KVPlan | None:
 
 def _problem(inputs: PlanInputs) -> Problem:
     contexts = contexts_of(inputs)
+    buckets = buckets_of(inputs)
+    engine, settings = inputs.capabilities, inputs.settings
+    caches_states = settings.prefix_caching and bool(inputs.target.mamba)
+    in_one_group = one_group_drafter(inputs)
+    pads = engine.cpu_pads_attention_pages if inputs.device == "cpu" else engine.pads_attention_pages
     return Problem(
         inputs=inputs,
-        buckets=buckets_of(inputs),
+        buckets=buckets,
         contexts=contexts,
-        kernel=kernel_block(inputs),
+        kernel=lcm(kernel_block(inputs), checkpoint_block(inputs)),
+        anchor=align(buckets, inputs).block_size if caches_states and not in_one_group else 0,
+        fills_pages=not pads or kernel_block(inputs) == engine.fa4_kernel_block,
         floor=sum(weight * floor_bytes(inputs, tokens) for tokens, weight in contexts),
-        drafter_in_one_group=one_group_drafter(inputs),
+        drafter_in_one_group=in_one_group,
     )
 
 
 def _best_plan(problem: Problem, frames: Iterable[Frame], *, pages: Pages, layout: str | None) -> KVPlan | None:
     best: tuple[float, Sequence[Split]] | None = None
+    drafting = sum(bucket.owner == "drafter" for bucket in problem.buckets)
+    if problem.drafter_in_one_group and drafting > 1:
+        return None
     for frame in frames:
         splits = [_best_split(problem, bucket, frame) for bucket in problem.buckets]
         found = [split for split in splits if split is not None]
-        if len(found) < len(splits):
+        if len(found) < len(splits) or not _within_batch(problem, found):
             continue
         groups = sum(split.groups for split in found)
         cost = frame.block * sum(split.blocks for split in found) * (1 + GROUP_COST * groups)
@@ -117,8 +145,23 @@ def _best_plan(problem: Problem, frames: Iterable[Frame], *, pages: Pages, layou
             best = (cost, found)
     if best is None:
         return None
-    groups_of_plan = [group for split in best[1] for group in _groups(split, best[1], problem.inputs)]
-    return finish(groups_of_plan, policy="best", pages=pages, layout=layout, inputs=problem.inputs)
+    chosen = best[1]
+    groups_of_plan = [group for split in chosen for group in _groups(problem, split, chosen)]
+    unit = packed_unit(((s.bucket, s.block_size) for s in chosen), problem.inputs) if pages == "packed" else 1
+    return finish(groups_of_plan, policy="best", pages=pages, layout=layout, inputs=problem.inputs, block_unit=unit)
+
+
+def _within_batch(problem: Problem, splits: Sequence[Split]) -> bool:
+    """The smallest block fits into a batch, where this release wants that (`block_within_batch`)."""
+    settings = problem.inputs.settings
+    if not problem.inputs.capabilities.block_within_batch or not settings.prefix_caching:
+        return True
+    return _smallest_block(problem, splits) <= settings.max_num_batched_tokens
+
+
+def _smallest_block(problem: Problem, splits: Sequence[Split]) -> int:
+    """The mamba block in tokens with prefix caching: all others are multiples of it, so it is the smallest."""
+    return problem.anchor or gcd(*[split.block_size for split in splits if split.block_size])
 
 
 def _uniform_frames(problem: Problem) -> Iterator[Frame]:
@@ -126,8 +169,10 @@ def _uniform_frames(problem: Problem) -> Iterator[Frame]:
     units = [problem.kernel * b.bytes_per_token for b in problem.buckets if isinstance(b, AttentionBucket)]
     least = max([*states, *units])
     pages = {_round_up(least, unit) + more * unit for unit in [*units, lcm(*units)] for more in range(4)}
-    if problem.inputs.capabilities.pads_attention_pages and problem.inputs.device == "cuda":
+    if not problem.fills_pages and problem.inputs.device == "cuda":
         pages.add(_round_up(least, PAGE_ALIGNMENT))
+    anchored = {problem.anchor // problem.kernel * unit * times for unit in units for times in (1, 2)}
+    pages |= {page for page in anchored if page >= least}
     widths = {ceil_div(b.layers, n) for b in problem.buckets for n in range(1, b.layers + 1)}
     for page in sorted(pages):
         for width in sorted(widths):
@@ -160,6 +205,8 @@ def _intervals(problem: Problem, pages: list[int]) -> list[int]:
     """Intervals worth a look with prefix caching: multiples of the block sizes that fill a page."""
     if not problem.inputs.settings.prefix_caching:
         return [0]
+    if problem.anchor:
+        return [problem.anchor * times for times in range(1, MAX_CACHE_INTERVAL // problem.anchor + 1)]
     natural = {
         page // bucket.bytes_per_token // problem.kernel * problem.kernel
         for bucket in problem.buckets
@@ -167,6 +214,8 @@ def _intervals(problem: Problem, pages: list[int]) -> list[int]:
         for page in pages
     }
     multiples = {size * times for size in natural for times in (1, 2, 3, 4) if size}
+    if problem.fills_pages and 0 not in natural:
+        multiples.add(lcm(*natural))
     return sorted(size for size in multiples if size <= MAX_CACHE_INTERVAL) or [MAX_CACHE_INTERVAL]
 
 
@@ -205,11 +254,7 @@ def _mamba_split(problem: Problem, bucket: MambaBucket, frame: Frame) -> Split |
 
 
 def _attention_split(problem: Problem, bucket: AttentionBucket, frame: Frame, groups: int, layers: int) -> Split | None:
-    page = frame.page or frame.block // layers
-    longest = _round_up(problem.inputs.settings.max_model_len, problem.kernel)
-    natural = min(page // bucket.bytes_per_token // problem.kernel * problem.kernel, longest)
-    if frame.interval:
-        natural = _divisor_within(frame.interval, natural, problem.kernel)
+    natural = _block_in(problem, bucket, frame, frame.page or frame.block // layers)
     if natural == 0:
         return None
     blocks = sum(
@@ -220,8 +265,21 @@ def _attention_split(problem: Problem, bucket: AttentionBucket, frame: Frame, gr
     return Split(bucket, groups, layers, natural, frame.page or natural * bucket.bytes_per_token, groups * blocks)
 
 
-def _groups(split: Split, all_splits: Sequence[Split], inputs: PlanInputs) -> list[GroupPlan]:
+def _block_in(problem: Problem, bucket: AttentionBucket, frame: Frame, page: int) -> int:
+    """The largest block of a bucket that fits a page and divides the frame's interval; 0 if there is none."""
+    tokens, rest = divmod(page, bucket.bytes_per_token)
+    unit = problem.anchor or problem.kernel
+    if frame.page and problem.fills_pages:
+        fills = not rest and tokens % unit == 0 and (not frame.interval or frame.interval % tokens == 0)
+        return tokens if fills else 0
+    longest = max(_round_up(problem.inputs.settings.max_model_len, problem.kernel), problem.anchor)
+    natural = min(tokens // problem.kernel * problem.kernel, longest)
+    return _divisor_within(frame.interval, natural, unit) if frame.interval else natural
+
+
+def _groups(problem: Problem, split: Split, all_splits: Sequence[Split]) -> list[GroupPlan]:
     """The split as groups; layers are dealt out in turn, so sizes differ by at most one."""
+    inputs = problem.inputs
     sizes = [len(range(start, split.bucket.layers, split.groups)) for start in range(split.groups)]
     if isinstance(split.bucket, AttentionBucket):
         return [
@@ -232,7 +290,7 @@ def _groups(split: Split, all_splits: Sequence[Split], inputs: PlanInputs) -> li
         ]
     span = inputs.settings.max_model_len
     if inputs.settings.prefix_caching:
-        span = lcm(*[s.block_size for s in all_splits if s.block_size])
+        span = _smallest_block(problem, all_splits)
     return [
         mamba_group(split.bucket, layers=size, block_size=span, page_size_bytes=split.page, inputs=inputs)
         for size in sizes

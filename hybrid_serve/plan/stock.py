@@ -17,6 +17,7 @@ from hybrid_serve.plan.capacity import ceil_div
 from hybrid_serve.plan.inputs import PlanInputs
 from hybrid_serve.plan.kv_plan import GroupPlan, KVPlan, Pages
 from hybrid_serve.plan.refusals import (
+    block_over_batch,
     one_group_drafter,
     pages_do_not_unify,
     refusal,
@@ -40,6 +41,8 @@ def stock(inputs: PlanInputs) -> Verdict:
     plan, scattered = grouped
     if not fits(plan, inputs, inputs.settings.max_model_len):
         return too_little_memory(plan, inputs, largest_context(plan, inputs))
+    if (refused := block_over_batch(plan, inputs)) is not None:
+        return refused
     if scattered > 1 and one_group_drafter(inputs):
         return scattered_drafter(scattered, plan, inputs)
     return Fits(plan=plan)

@@ -334,10 +334,11 @@ def answer(case):
         platform = CpuPlatform if case["device"] == "cpu" else SimulatedGPU
         platform.update_block_size_for_backend(config)
         found["block_size"] = config.cache_config.block_size
-        config.validate_block_size()
         specs = layer_specs(config)
         resolve_layout(config, specs)
         found |= figures(config, specs, case)
+        config.cache_config.block_size = min(group.kv_cache_spec.block_size for group in found["kv_cache_groups"])
+        config.validate_block_size()
         drafting = [name for name in specs if name.startswith("drafter")]
         if drafting and on_v1_runner(config):
             proposer = SimpleNamespace(_draft_attn_layer_names=drafting)

@@ -58,15 +58,14 @@ def aligned_block(inputs: PlanInputs) -> int:
 def test_the_release_still_answers_what_the_table_says(release: str) -> None:
     for case in CASES:
         theirs = answer(release, inputs_of(case, capabilities(release)))
-        theirs["groups"] = [[*row, 1] for row in theirs.get("groups", [])]
-        expected = case["expected"][release]
-        assert theirs["outcome"] == expected["outcome"], (case["name"], theirs)
-        for figure in ("block_size", "num_blocks", "kv_tokens"):
-            assert theirs.get(figure) == expected.get(figure), (case["name"], figure)
+        expected = dict(case["expected"][release])
         if "max_concurrency" in expected:
-            assert round(theirs["max_concurrency"], 4) == expected["max_concurrency"], case["name"]
-        flat = [row[:4] for row in expected.get("groups", []) for _ in range(row[4])]
-        assert [row[:4] for row in theirs["groups"]] == flat, case["name"]
+            theirs["max_concurrency"] = round(theirs["max_concurrency"], 4)
+        if "groups" in expected:
+            expected["groups"] = [row[:4] for row in expected["groups"] for _ in range(row[4])]
+        for figure in ("outcome", "block_size", "groups", "num_blocks", "kv_tokens", "max_concurrency"):
+            if figure in expected:
+                assert theirs.get(figure) == expected[figure], (case["name"], figure, theirs.get("message"))
 
 
 @pytest.mark.parametrize("release", RELEASES)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from hybrid_serve.facts.capabilities import capabilities
+from hybrid_serve.facts.capabilities import CAPABILITIES, capabilities
 from hybrid_serve.plan.buckets import AttentionBucket, MambaBucket, buckets_of
 from hybrid_serve.plan.capacity import floor_bytes, request_bytes, states_per_request
 from hybrid_serve.plan.decide import decide
@@ -33,8 +33,9 @@ def test_prefix_caching_costs_one_more_state() -> None:
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case["name"])
-def test_the_floor_is_the_tables(case: dict) -> None:
-    assert floor_bytes(inputs_of(case, V029), case["max_model_len"]) == case["floor_bytes"]
+def test_the_floor_is_the_tables_whatever_the_release(case: dict) -> None:
+    for engine in CAPABILITIES.values():
+        assert floor_bytes(inputs_of(case, engine), case["max_model_len"]) == case["floor_bytes"]
 
 
 def test_a_plan_survives_its_journey_as_json() -> None:
