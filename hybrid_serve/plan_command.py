@@ -82,9 +82,11 @@ def _rows(arguments: argparse.Namespace, inputs: PlanInputs, pair: Pair) -> tupl
     if pair.drafter is None:
         raise fail("Acceptance rates are given without a drafter", "Give the drafter they were measured with")
     try:
-        rates = check_acceptance(given if arguments.acceptance else from_conditional(given))
+        rates = check_acceptance(from_conditional(given) if arguments.conditional_acceptance else given)
     except ValueError as error:
-        raise fail(f"These are no acceptance rates: {error}", "Correct --acceptance") from None
+        raise fail(
+            f"These are no acceptance rates: {error}", "Correct them, or give --conditional-acceptance"
+        ) from None
     return choose_k(inputs, acceptance=rates, block_size=pair.drafter.block_size, policy=arguments.policy)
 
 

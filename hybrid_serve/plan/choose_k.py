@@ -51,7 +51,13 @@ class KRow:
 
 
 def from_conditional(acceptance: Sequence[float]) -> tuple[float, ...]:
-    """Per-position rates from conditional ones."""
+    """Per-position rates from conditional ones.
+
+    Raises:
+        ValueError: a rate outside 0 to 1.
+    """
+    for position, rate in enumerate(acceptance, start=1):
+        _check_rate(rate, position)
     return tuple(accumulate(acceptance, mul))
 
 
@@ -64,15 +70,19 @@ def check_acceptance(acceptance: Sequence[float]) -> tuple[float, ...]:
     if not acceptance:
         raise ValueError("no acceptance rates: give one for each drafted position, e.g. 0.8,0.65,0.5")
     for position, rate in enumerate(acceptance, start=1):
-        if not 0 <= rate <= 1:
-            raise ValueError(f"the acceptance rate at position {position} is {rate}, expected 0 to 1")
+        _check_rate(rate, position)
         if position > 1 and rate > acceptance[position - 2]:
             raise ValueError(
-                f"the acceptance rate rises from {acceptance[position - 2]} at position {position - 1} to {rate}: "
-                "per-position rates count a token only if all before it were accepted. Rates given those before are "
-                "conditional"
+                f"the acceptance rate rises from {acceptance[position - 2]} at position {position - 1} to {rate}; "
+                "per-position rates count a token only if all before it were accepted, conditional ones (given that "
+                "they were) may rise"
             )
     return tuple(acceptance)
+
+
+def _check_rate(rate: float, position: int) -> None:
+    if not 0 <= rate <= 1:
+        raise ValueError(f"the acceptance rate at position {position} is {rate}, expected 0 to 1")
 
 
 def tokens_per_step(acceptance: Sequence[float], k: int) -> float:

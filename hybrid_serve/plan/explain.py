@@ -34,6 +34,10 @@ LITTLE_GAIN = 0.03
 """Stock is called fine where the best plan holds at most this share more requests."""
 
 
+MANY_TIMES = 3
+"""Groups are worth a word where stock has at least this many times the best plan's."""
+
+
 class Explanation(NamedTuple):
     """`text`: paragraphs, unwrapped."""
 
@@ -84,9 +88,21 @@ def _bytes(inputs: PlanInputs) -> str:
 
 
 def _stock_is_fine(decision: Decision, gain: float, inputs: PlanInputs) -> str:
-    assert not isinstance(decision.stock, Impossible)
-    rest = "no plan of ours holds more" if gain <= 0 else f"the best plan would hold only {gain:.1%} more"
-    return f"Stock vLLM is fine here. {_bill(decision.stock.plan, inputs)}; {rest}. There is nothing to change."
+    """Stock wastes no memory worth the trouble; perhaps it has many groups."""
+    assert not isinstance(decision.stock, Impossible) and not isinstance(decision.chosen, Impossible)
+    stock_plan, plan = decision.stock.plan, decision.chosen.plan
+    text = f"Stock vLLM is fine here. {_bill(stock_plan, inputs)}"
+    if isinstance(decision.chosen, Fits):
+        return f"{text}, and no plan of ours is better. There is nothing to change."
+    more = f"{abs(gain):.1%} {'more' if gain > 0 else 'fewer'}" if abs(gain) >= 0.0005 else "as many"
+    text += f"; the best plan would hold {more}."
+    if MANY_TIMES * len(plan.groups) > len(stock_plan.groups):
+        return f"{text} There is nothing to change."
+    return (
+        f"{text} What is left to win is groups, each with a block table of its own in every step: "
+        f"{len(plan.groups)} instead of {len(stock_plan.groups)}. To do, if steps are too slow: "
+        f"{decision.chosen.remedy}."
+    )
 
 
 def _stock_story(decision: Decision, inputs: PlanInputs) -> str:
@@ -96,8 +112,9 @@ def _stock_story(decision: Decision, inputs: PlanInputs) -> str:
     if len({spec.type_key for spec in specs}) > 1 and not layout.startswith("B"):
         sentences += _unifying(specs, inputs)
     verdict = decision.stock
-    if isinstance(verdict, Fits) and verdict.plan.pages == "packed":
-        sentences.append(_packed(verdict.plan, inputs))
+    plan = verdict.computed if isinstance(verdict, Impossible) else verdict.plan
+    if plan is not None and plan.pages == "packed":
+        sentences.append(_packed(plan, inputs))
     if isinstance(verdict, Fits):
         sentences.append(f"{_bill(verdict.plan, inputs)}.")
     elif isinstance(verdict, Impossible) and verdict.computed is not None:
