@@ -53,6 +53,10 @@ class EngineCapabilities:
             (model_executor/layers/mamba/mamba_mixer2.py, get_kv_cache_spec).
         flashinfer_gdn_block: the same for GDN layers whose prefill FlashInfer does; then blocks are multiples of this
             many tokens (model_executor/layers/mamba/gdn/qwen_gdn_linear_attn.py). 0: not in this release.
+        replayssm_kinds: mamba layers that, with `use_replayssm`, hold one state and a ring of inputs instead of 1 + K
+            states (model_executor/layers/mamba/abstract.py, get_kv_cache_spec; config/vllm.py,
+            validate_mamba_cached_kernel). 0.29 has the option for mamba2 without a drafter, where there is one state
+            anyway; GDN layers have it in no release up to 0.33.
 
         layouts, cpu_layouts: values of VLLM_KV_CACHE_LAYOUT that a hybrid model can have (envs.py;
             v1/attention/backends/utils.py, resolve_kv_cache_layout; cpu_attn.py).
@@ -102,6 +106,7 @@ class EngineCapabilities:
     block_within_batch: bool = False
     checkpointing_kinds: frozenset[MambaKind] = frozenset()
     flashinfer_gdn_block: int = 0
+    replayssm_kinds: frozenset[str] = frozenset()
     layouts: frozenset[str] = BLOCK_COMPACT_LAYOUTS
     cpu_layouts: frozenset[str] = frozenset({"LBHNC", "HND"})
     alike_layouts: frozenset[str] = frozenset({"LHBNC", "BHLNC"})
@@ -175,6 +180,7 @@ _V0_32 = replace(
     every_backend_aligns=True,
     sliding_starts_at="target block",
     checkpointing_kinds=frozenset({"mamba2"}),
+    replayssm_kinds=frozenset({"mamba2"}),
     packs_sliding_as_states=True,
     packs_whole_kernel_pages=True,
     v1_methods=frozenset(),

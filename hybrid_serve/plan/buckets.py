@@ -18,6 +18,7 @@ from hybrid_serve.facts.layers import (
 )
 from hybrid_serve.plan.inputs import KVDtype, PlanInputs
 from hybrid_serve.plan.kv_plan import Owner
+from hybrid_serve.plan.replay import replays, ring_bytes, ring_tokens
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,6 +151,9 @@ def _bucket(
         size = state_bytes(
             layers, tensor_parallel_size=tp, num_speculative_tokens=inputs.settings.num_speculative_tokens
         )
+        if replays(inputs):
+            keys, values = _key_heads(layers, tp) // tp, layers.num_v_heads // tp
+            size += ring_bytes(layers, key_heads=keys, value_heads=values, tokens=ring_tokens(inputs))
         return MambaBucket(owner=owner, index=index, layers=layers.count, state_bytes=size)
     return AttentionBucket(
         owner=owner,

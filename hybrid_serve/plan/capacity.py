@@ -12,6 +12,7 @@ from hybrid_serve.plan.buckets import (
 )
 from hybrid_serve.plan.inputs import PlanInputs
 from hybrid_serve.plan.kv_plan import GroupKind, KVPlan
+from hybrid_serve.plan.replay import replays
 
 
 def ceil_div(value: int, by: int) -> int:
@@ -30,12 +31,17 @@ def in_flight_tokens(inputs: PlanInputs) -> int:
     return batches * inputs.settings.max_num_batched_tokens
 
 
+def states_of_a_draft(inputs: PlanInputs) -> int:
+    """Mamba states that a step writes in each layer: one for every token it verifies, or one with ReplaySSM."""
+    return 1 if replays(inputs) else 1 + inputs.settings.num_speculative_tokens
+
+
 def states_per_request(inputs: PlanInputs) -> int:
     """Mamba states one request holds in each layer: 1 + K; one more in cache mode `align`, two where layers checkpoint.
 
     A layer that exports a state from inside a prefill keeps one for it (`num_prefill_checkpoint_blocks`).
     """
-    states = 1 + inputs.settings.num_speculative_tokens
+    states = states_of_a_draft(inputs)
     if not inputs.settings.prefix_caching:
         return states
     kinds = {layers.kind for layers in inputs.target.mamba}
@@ -95,7 +101,7 @@ def floor_bytes(inputs: PlanInputs, context: int) -> int:
 
     A property of the model, the settings and the device: it does not depend on what a release makes of them.
     """
-    states = 1 + inputs.settings.num_speculative_tokens + (1 if inputs.settings.prefix_caching else 0)
+    states = states_of_a_draft(inputs) + (1 if inputs.settings.prefix_caching else 0)
     plain = replace(inputs, capabilities=replace(inputs.capabilities, counts_batches_in_flight=True))
     total = 0
     for bucket in asked_buckets_of(inputs):

@@ -1,6 +1,7 @@
 """The planner's one decision: which plan runs, and what stock vLLM would have done."""
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 from hybrid_serve.plan.best import best
 from hybrid_serve.plan.inputs import PlanInputs
@@ -33,6 +34,7 @@ class Decision:
         return None if isinstance(self.stock, Impossible) else self.stock.plan.kv_tokens
 
 
+@lru_cache(maxsize=1024)
 def decide(inputs: PlanInputs, policy: Policy = "best") -> Decision:
     """Plan one replica. Pure: equal inputs give equal decisions, on whichever machine."""
     unaided = stock(inputs)

@@ -28,6 +28,8 @@ class EngineSettings:
             (CUDA on, CPU off).
         kv_cache_layout: `VLLM_KV_CACHE_LAYOUT` as the user set it; None lets vLLM (stock) or the planner choose.
         block_size: vLLM's `--block-size` where the user set it.
+        use_replayssm, replayssm_buffer_len: one state and a ring of inputs instead of 1 + K states, where the release
+            has that for the target's mamba layers.
         gdn_prefill_backend: `gdn_prefill_backend` of vLLM's `additional_config`; `auto` is vLLM's default.
     """
 
@@ -42,6 +44,8 @@ class EngineSettings:
     async_scheduling: bool | None = None
     kv_cache_layout: str | None = None
     block_size: int | None = None
+    use_replayssm: bool = False
+    replayssm_buffer_len: int = 16
     gdn_prefill_backend: GDNPrefill = "auto"
 
 

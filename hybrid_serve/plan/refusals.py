@@ -4,6 +4,7 @@ from hybrid_serve.facts.layers import PER_TOKEN_HEAD
 from hybrid_serve.plan.buckets import AttentionBucket, buckets_of, drafter_kv_dtype, resolve_dtype
 from hybrid_serve.plan.inputs import PlanInputs
 from hybrid_serve.plan.kv_plan import KVPlan
+from hybrid_serve.plan.replay import refused_replay
 from hybrid_serve.plan.specs import LayerSpec, layer_specs
 from hybrid_serve.plan.verdict import Impossible
 from hybrid_serve.sizes import format_size
@@ -13,6 +14,7 @@ def refusal(inputs: PlanInputs) -> Impossible | None:
     """What this vLLM refuses on this device whatever the plan; None if nothing. In the order in which vLLM would."""
     checks = (
         _rejected,
+        refused_replay,
         _unknown_layout,
         _v2_on_cpu,
         _dtypes_on_cpu,
@@ -109,6 +111,17 @@ def _shards(inputs: PlanInputs) -> Impossible | None:
                 remedy="use a tensor_parallel_size that divides both",
                 error="AssertionError",
             )
+    sides = (("target", inputs.target), ("drafter", inputs.drafter))
+    for owner, side in sides:
+        for attention in side.attention if side else ():
+            if attention.kv_heads % tp and tp % attention.kv_heads:
+                return Impossible(
+                    reason=f"{attention.count} {attention.kind} attention layers of the {owner} have "
+                    f"{attention.kv_heads} KV heads, which tensor_parallel_size {tp} neither divides nor is a multiple "
+                    "of",
+                    remedy="use a tensor_parallel_size that divides them",
+                    error="AssertionError",
+                )
     return None
 
 

@@ -22,6 +22,7 @@ from hybrid_serve.plan.capacity import (
 )
 from hybrid_serve.plan.inputs import PlanInputs
 from hybrid_serve.plan.kv_plan import GroupPlan, KVPlan, Pages
+from hybrid_serve.plan.memory_free import memory_free
 from hybrid_serve.plan.refusals import one_group_drafter
 from hybrid_serve.plan.specs import align
 
@@ -95,13 +96,15 @@ def score(plan: KVPlan, inputs: PlanInputs) -> float:
     return mean * (1 + GROUP_COST * len(plan.groups))
 
 
-def uniform_plan(inputs: PlanInputs, *, layout: str | None) -> KVPlan | None:
+@memory_free
+def uniform_plan(inputs: PlanInputs, layout: str | None) -> KVPlan | None:
     """The best plan with one page size for all layers; None if there is none."""
     problem = _problem(inputs)
     return _best_plan(problem, _uniform_frames(problem), pages="uniform", layout=layout)
 
 
-def packed_plan(inputs: PlanInputs, *, layout: str) -> KVPlan | None:
+@memory_free
+def packed_plan(inputs: PlanInputs, layout: str | None) -> KVPlan | None:
     """The best plan with blocks outermost, each group filling a block its own way; None if there is none."""
     problem = _problem(inputs)
     return _best_plan(problem, _packed_frames(problem), pages="packed", layout=layout)
