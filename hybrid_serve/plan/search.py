@@ -26,8 +26,12 @@ from hybrid_serve.plan.memory_free import memory_free
 from hybrid_serve.plan.refusals import one_group_drafter
 from hybrid_serve.plan.specs import align
 
-GROUP_COST = 0.002
+GROUP_COST = 0.001
 """Cost of one more group, as a share of a request's bytes: a stated default until it is measured."""
+
+FEW_GROUPS = 10
+"""A packed plan with at most so many groups is taken before one with more. (Uniform pages have no such choice: there
+few groups mean wide ones, and a bucket with few layers leaves most of a wide group empty.)"""
 
 PAGE_ALIGNMENT = 64
 """Mamba pages are multiples of this many bytes, so that every state starts aligned."""
@@ -130,7 +134,7 @@ def _problem(inputs: PlanInputs) -> Problem:
 
 
 def _best_plan(problem: Problem, frames: Iterable[Frame], *, pages: Pages, layout: str | None) -> KVPlan | None:
-    best: tuple[float, Sequence[Split]] | None = None
+    best: tuple[tuple[bool, float], Sequence[Split]] | None = None
     drafting = sum(bucket.owner == "drafter" for bucket in problem.buckets)
     if problem.drafter_in_one_group and drafting > 1:
         return None
@@ -141,8 +145,9 @@ def _best_plan(problem: Problem, frames: Iterable[Frame], *, pages: Pages, layou
             continue
         groups = sum(split.groups for split in found)
         cost = frame.block * sum(split.blocks for split in found) * (1 + GROUP_COST * groups)
-        if best is None or cost < best[0]:
-            best = (cost, found)
+        rank = (pages == "packed" and groups > FEW_GROUPS, cost)
+        if best is None or rank < best[0]:
+            best = (rank, found)
     if best is None:
         return None
     chosen = best[1]
