@@ -130,6 +130,7 @@ def _pool_options(config: AppConfig, sizing: PoolSizing) -> dict[str, Any]:
         ),
         "max_constructor_retry_count": pool.start_attempts,
         "graceful_shutdown_timeout_s": pool.graceful_shutdown_timeout_s,
+        "health_check_period_s": pool.health_check_period_s,
         "user_config": {"report_period_s": REPORT_PERIOD_S},
         "logging_config": LoggingConfig(enable_access_log=False),
     }

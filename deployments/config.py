@@ -155,6 +155,9 @@ class PoolConfig(_Section):
     downscale_delay_s: float = _light(300.0, "Seconds of low load before a replica is removed.", ge=0)
     start_attempts: int = _light(2, "Times a replica is tried before the deployment is called failed.", ge=1)
     graceful_shutdown_timeout_s: float = _light(60.0, "Seconds that running requests get when a replica stops.", ge=0)
+    health_check_period_s: float = _light(
+        5.0, "Seconds between looks at a replica's engine; one that fails three times is replaced.", gt=0
+    )
     negotiation_timeout_s: float = _restart(15.0, "Seconds a replica waits for the planner; then it plans alone.", gt=0)
 
     @field_validator("num_gpus", "accelerator_type")

@@ -29,12 +29,14 @@ class Ingress:
         """`check_model=False` leaves the model name to vLLM: with LoRA adapters it knows more names than one."""
         keep_grpc_local()
         # gRPC between replicas costs less per chunk than Ray's streaming object references.
-        self._forwarder = Forwarder(
-            pool.options(
-                stream=True, _by_reference=False, request_serialization="pickle", response_serialization="pickle"
-            ),
-            model_name if check_model else None,
+        call = pool.options(
+            method_name="handle",
+            stream=True,
+            _by_reference=False,
+            request_serialization="pickle",
+            response_serialization="pickle",
         )
+        self._forwarder = Forwarder(call, model_name if check_model else None)
 
     async def __serve_build_asgi_app__(self) -> "Forwarder":
         return self._forwarder
@@ -60,9 +62,10 @@ class Forwarder:
         request_timeout_s: seconds from a request's arrival to its last byte.
     """
 
-    def __init__(self, pool: Any, only_model: str | None) -> None:
-        """`pool` is a streaming handle; requests for other models than `only_model` are refused, None lets all in."""
-        self._pool = pool
+    def __init__(self, replicas: Any, only_model: str | None) -> None:
+        """`replicas` is a streaming handle on `Replica.handle`; requests for other models than `only_model` are
+        refused, None lets all in."""
+        self._replicas = replicas
         self._only_model = only_model
         self.max_body = 32 * 2**20
         self.request_timeout_s = 3600.0
@@ -89,7 +92,7 @@ class Forwarder:
             message = f"The model `{unknown}` does not exist."
             await send_error(send, message, "NotFoundError", 404, param="model")
             return
-        await _Answer(send).relay(self._pool.handle.remote(plain_scope(scope), body), self.request_timeout_s)
+        await _Answer(send).relay(self._replicas.remote(plain_scope(scope), body), self.request_timeout_s)
 
     def _unknown_model(self, scope: Scope, body: bytes) -> str | None:
         """The model that the request names, if it is not ours. What can't be read is vLLM's to refuse."""
@@ -123,8 +126,11 @@ class _Answer:
         except TimeoutError:
             await self._fail(f"The request took longer than {timeout_s:g} s.", "TimeoutError", 504)
         except (RayError, RayServeException) as error:
-            logger.error("a replica failed while it answered: %s", _first_line(error))
+            logger.error("a replica failed while it answered: %s", _last_line(error))
             await self._fail("The replica that answered this request failed.", "InternalServerError", 502)
+        except Exception:
+            logger.exception("a request failed")
+            await self._fail("The request failed inside the server.", "InternalServerError", 500)
         finally:
             if not ended:
                 messages.cancel()
@@ -185,5 +191,5 @@ async def _lifespan(receive: Receive, send: Send) -> None:
             return
 
 
-def _first_line(error: BaseException) -> str:
+def _last_line(error: BaseException) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[-1]

@@ -20,6 +20,10 @@ _ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
     # From the HTTP proxy to the ingress by gRPC, as from the ingress to the replicas: less per chunk than actor calls.
     "RAY_SERVE_PROXY_USE_GRPC": "1",
+    # Ray runs its workers, and so our engines, at niceness 15: beside anything else on the machine they would starve.
+    "RAY_worker_niceness": "0",
+    # A machine with few cores has better things to do than ten looks at the deployments per second.
+    "RAY_SERVE_CONTROL_LOOP_INTERVAL_S": "0.3",
 }
 
 

@@ -44,6 +44,7 @@ class Replica:
         self._report: EngineReport | None = None
         self._report_period_s = REPORT_PERIOD_S
         self._reporting: asyncio.Task[None] | None = None
+        self._telling = asyncio.Lock()
         try:
             await self._start()
         except BaseException:
@@ -65,7 +66,7 @@ class Replica:
             report = await self._engine.start(engine_config)
         with _phase("verify"):
             self._report = report
-            await planner.report(self._offer, self._answer, report)
+            await self._tell_planner()
         line = capacity_line(self._answer.decision, report, self._offer.inputs.capabilities.version)
         logger.log(logging.ERROR if self._differences() else logging.INFO, "%s", line)
 
@@ -104,8 +105,12 @@ class Replica:
     async def _keep_reporting(self) -> None:
         """Tells the planner again and again, so that one that was restarted knows this replica."""
         while True:
-            await planner.report(self._offer, self._answer, self._report)
+            await self._tell_planner()
             await asyncio.sleep(self._report_period_s)
+
+    async def _tell_planner(self) -> None:
+        async with self._telling:
+            await planner.report(self._offer, self._answer, self._report)
 
     async def handle(self, scope: dict[str, Any], body: bytes) -> AsyncGenerator[Message]:
         """One HTTP request in the engine's app: its ASGI messages, unbatched.

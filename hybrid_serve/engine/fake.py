@@ -53,7 +53,8 @@ def report_as_planned(plan: KVPlan) -> EngineReport:
 class FakeEngine:
     """Implements `Engine`. Replies with the words `token0 token1 ...`, `max_tokens` of them (default 16).
 
-    A client that goes away is noticed between tokens through `http.disconnect`, as vLLM does.
+    A client that goes away is noticed between tokens through `http.disconnect`, as vLLM does. After a POST to
+    `/fake/sick` the engine is unhealthy.
     """
 
     def __init__(self) -> None:
@@ -98,10 +99,6 @@ class FakeEngine:
     async def stop(self) -> None:
         self._stopped = True
 
-    def fail_health(self, reason: str) -> None:
-        """From now on `check_health` raises with this reason."""
-        self._sick = reason
-
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         route = (scope["method"], scope["path"])
         if route == ("GET", "/health"):
@@ -110,8 +107,9 @@ class FakeEngine:
             await _respond_json(send, 200, {"object": "list", "data": [self._card()]})
         elif route == ("POST", "/v1/chat/completions"):
             await self._chat(receive, send)
-        elif route == ("GET", "/fake/stats"):
-            await _respond_json(send, 200, {"running": self._running})
+        elif route == ("POST", "/fake/sick"):
+            self._sick = "the fake engine was made sick"
+            await _respond(send, 200, b"")
         else:
             await _respond_json(send, 404, {"detail": "Not Found"})
 

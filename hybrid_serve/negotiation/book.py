@@ -117,11 +117,15 @@ class Book:
     def record(self, offer: ReplicaOffer, answer: PlanAnswer, report: EngineReport | None) -> Entry:
         """Remember what a replica got; idempotent, and enough to enter a replica that was never seen.
 
+        A replica's engine starts once, so no report (None) after one was late on its way and takes nothing back.
         A replica that planned for itself is reconciled: if its plan is the one that the planner makes for the
         same offer, it is from now on the planner's; if not, it stays `local` and the note says so.
         """
         if answer.source == "local":
             answer = self._reconciled(offer, answer)
+        known = self._entries.get(offer.replica_id)
+        if report is None and known is not None and known.offer == offer:
+            report = known.report
         entry = Entry(offer=offer, answer=answer, report=report, heard_at=self._clock())
         self._put(entry)
         return entry

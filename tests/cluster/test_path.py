@@ -110,6 +110,14 @@ def test_a_replica_that_dies_in_a_stream_ends_it_with_an_error(
         assert len(lines) == 3 + 2
 
 
+def test_a_replica_whose_engine_is_sick_is_replaced(pair_folder: Path, deployed: Callable[[AppConfig], Any]) -> None:
+    with deployed(config_of(pair_folder, {"name": "sick", "health_check_period_s": 0.5})) as app:
+        before = app.stats()["replica_id"]
+        assert httpx.post(f"{app.url}/fake/sick").status_code == 200
+        until(lambda: [e["replica_id"] for e in app.planned() if e["state"] == "running"] not in ([before], []))
+        assert app.openai.chat.completions.create(**chat(max_tokens=1))
+
+
 def test_an_engine_unlike_its_plan_serves_and_is_told_as_a_mismatch(
     pair_folder: Path, deployed: Callable[[AppConfig], Any]
 ) -> None:

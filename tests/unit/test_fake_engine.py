@@ -106,6 +106,13 @@ async def test_it_is_unhealthy_once_stopped(pair_folder: Path) -> None:
         await engine.check_health()
 
 
+async def test_it_can_be_made_sick(pair_folder: Path) -> None:
+    engine = await started(pair_folder)
+    assert (await exchange(engine.app, http_scope("POST", "/fake/sick"))).status == 200
+    with pytest.raises(EngineStartError, match="made sick"):
+        await engine.check_health()
+
+
 def test_engines_are_made_by_name() -> None:
     assert isinstance(make_engine("fake"), FakeEngine)
     with pytest.raises(ValueError, match="vllm, fake"):

@@ -38,10 +38,6 @@ class Pool:
         self._run = run
         self.responses: list[Response] = []
 
-    @property
-    def handle(self) -> "Pool":
-        return self
-
     def remote(self, scope: dict[str, Any], body: bytes) -> Response:
         self.responses.append(Response(self._run(scope, body)))
         return self.responses[-1]
@@ -144,6 +140,15 @@ async def test_a_replica_that_dies_in_a_stream_ends_it_with_an_error_event() -> 
     assert (first, done) == ("data: 1", "data: [DONE]")
     assert json.loads(event.removeprefix("data: "))["error"]["code"] == 502
     assert told.complete and pool.responses[0].cancelled
+
+
+async def test_an_app_that_fails_is_500() -> None:
+    async def broken(scope: dict[str, Any], body: bytes) -> AsyncGenerator[Message]:
+        raise LookupError("inside")
+        yield {}
+
+    told = await exchange(Forwarder(Pool(broken), "demo"), CHAT, request())
+    assert told.status == 500 and error_of(told)["type"] == "InternalServerError"
 
 
 async def test_a_replica_that_dies_in_a_plain_answer_breaks_the_connection() -> None:

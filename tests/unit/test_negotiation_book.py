@@ -102,6 +102,12 @@ def test_repeating_a_report_changes_nothing_but_when_it_was_heard(
     assert len(book.entries()) == 1
 
 
+def test_a_late_word_that_the_engine_is_starting_takes_no_report_back(book: Book, offer: ReplicaOffer) -> None:
+    answer = book.negotiate(offer)
+    book.record(offer, answer, planned_report(answer))
+    assert book.record(offer, answer, None).state == "running"
+
+
 def test_a_silent_running_replica_is_forgotten(book: Book, offer: ReplicaOffer, clock: Clock) -> None:
     answer = book.negotiate(offer)
     book.record(offer, answer, planned_report(answer))
