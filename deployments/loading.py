@@ -118,7 +118,8 @@ def _nearest(key: str, known: list[str]) -> str:
 
 
 def _sections() -> dict[str, type[BaseModel]]:
-    return {name: field.annotation for name, field in AppConfig.model_fields.items() if field.annotation is not None}
+    annotations = {name: field.annotation for name, field in AppConfig.model_fields.items()}
+    return {name: kind for name, kind in annotations.items() if isinstance(kind, type) and issubclass(kind, BaseModel)}
 
 
 def _all_keys() -> list[str]:

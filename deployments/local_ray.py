@@ -47,25 +47,40 @@ def _prepare() -> None:
 def private_ray(**options: Any) -> Iterator[None]:
     """Ray with a temporary folder of its own on free ports; at the end all that it started is stopped.
 
-    `options` go to `ray.init`. An already running Ray, also one named in RAY_ADDRESS, is not used.
+    `options` go to `ray.init`. An already running Ray, also one named in RAY_ADDRESS, is not used. Ray's processes
+    get their settings through this process's environment; what is set there already is left as it is.
     """
     # Short: a socket's path in it may have 107 bytes.
     folder = Path(tempfile.mkdtemp(prefix="hs-ray-"))
-    before = dict(os.environ)
+    before = set(os.environ)
     _prepare()
-    os.environ.update({name: v for name, v in haproxy_environment(folder).items() if name not in before})
-    started: list[psutil.Process] = []
+    for name, value in haproxy_environment(folder).items():
+        os.environ.setdefault(name, value)
+    processes: list[psutil.Process] = []
     try:
         ray.init("local", **{"namespace": "serve", "include_dashboard": False, "_temp_dir": str(folder), **options})
         yield
     finally:
-        # Before the shutdown: a process whose parent has ended is no longer found below this one.
-        started = psutil.Process().children(recursive=True)
+        # Before the shutdown: a process whose parent has ended is no longer found below it.
+        processes = _of_ray()
         ray.shutdown()
-        _end(started)
-        os.environ.clear()
-        os.environ.update(before)
+        _end(processes)
+        for name in set(os.environ) - before:
+            if name.startswith("RAY_"):
+                del os.environ[name]
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _of_ray() -> list[psutil.Process]:
+    """The processes of the Ray that this process started, and all below them: replicas, engines."""
+    node = ray._private.worker._global_node
+    found: list[psutil.Process] = []
+    for kinds in node.all_processes.values() if node is not None else ():
+        for started in kinds:
+            with suppress(psutil.NoSuchProcess):
+                process = psutil.Process(started.process.pid)
+                found += [process, *process.children(recursive=True)]
+    return found
 
 
 def _end(processes: list[psutil.Process]) -> None:

@@ -94,7 +94,7 @@ def deployed(cluster: Cluster) -> Callable[[AppConfig], Any]:
     return deploy
 
 
-def until(condition: Callable[[], Any], seconds: float = 20.0) -> Any:
+def until(condition: Callable[[], Any], seconds: float = 60.0) -> Any:
     """The condition's value as soon as it is true."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:

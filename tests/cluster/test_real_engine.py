@@ -75,7 +75,7 @@ def test_a_client_that_leaves_ends_its_request_in_the_engine(app: App, stream: b
     else:
         with pytest.raises(httpx.ReadTimeout):
             httpx.post(f"{app.url}/v1/chat/completions", json=body, timeout=0.5)
-    until(lambda: app.running() == 0, seconds=5)
+    until(lambda: app.running() == 0, seconds=15)
 
 
 @pytest.mark.parametrize(

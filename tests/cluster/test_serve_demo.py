@@ -23,7 +23,7 @@ from tests.demo_app import app_values
 pytestmark = pytest.mark.cluster
 
 ROOT = Path(__file__).parents[2]
-STOP_S = 60
+STOP_S = 120
 
 
 def plain_environment() -> dict[str, str]:
@@ -82,7 +82,7 @@ def runner(folder: Path, pair: Path, **fake: Any) -> Iterator[Runner]:
 
 def test_it_serves_on_loopback_only_and_ctrl_c_leaves_nothing(tmp_path: Path, pair_folder: Path) -> None:
     with runner(tmp_path, pair_folder) as run:
-        until(lambda: run.says("ready: "), seconds=60)
+        until(lambda: run.says("ready: "), seconds=180)
         assert f"ready: http://127.0.0.1:{run.port}/v1 serves demo" in run.output
         (request,) = [line.rpartition(" -d ")[2].strip("'") for line in run.output.splitlines() if "try: curl" in line]
         url = f"http://127.0.0.1:{run.port}/v1/chat/completions"
@@ -103,10 +103,10 @@ def test_it_serves_on_loopback_only_and_ctrl_c_leaves_nothing(tmp_path: Path, pa
 
 def test_it_stops_while_an_engine_starts(tmp_path: Path, pair_folder: Path) -> None:
     with runner(tmp_path, pair_folder, start_s=600) as run:
-        until(lambda: run.says("weights 0."), seconds=60)
+        until(lambda: run.says("weights 0."), seconds=180)
         started = time.monotonic()
         assert run.stop(signal.SIGTERM) == 0
-        assert time.monotonic() - started < 15
+        assert time.monotonic() - started < 60
         assert run.alive() == []
 
 
