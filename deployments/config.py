@@ -14,6 +14,8 @@ Size = Annotated[int, BeforeValidator(parse_size)]
 
 DEMO_TARGET = "demo:target"
 DEMO_DRAFT = "demo:draft"
+MTP = "mtp"
+"""The drafter that stands for the target's own MTP modules."""
 
 # vLLM arguments that decide the KV cache: they have a field of their own, since the plan depends on them.
 _OWN_FIELD = {

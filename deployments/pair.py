@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from importlib import resources
 
-from deployments.config import DEMO_DRAFT, DEMO_TARGET, AppConfig
+from deployments.config import DEMO_DRAFT, DEMO_TARGET, MTP, AppConfig
 from hybrid_serve.facts.assemble import plan_inputs
 from hybrid_serve.facts.capabilities import DEFAULT_VLLM
 from hybrid_serve.facts.checkpoint import read_drafter, read_target
@@ -44,7 +44,7 @@ def read_pair(config: AppConfig, device: DeviceKind) -> Pair:
     """
     model = config.model
     assert model.target is not None, "a ModelConfig always has a target"
-    if model.drafter == "mtp":
+    if model.drafter == MTP:
         raise fail(
             f"model.drafter is mtp: the MTP modules of {model.target} can be planned for (hybrid-serve plan --drafter "
             "mtp), but are not served yet",

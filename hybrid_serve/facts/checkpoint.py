@@ -174,7 +174,7 @@ def _target_architecture(checkpoint: Checkpoint) -> str:
 
 
 def _drafter_method(checkpoint: Checkpoint) -> tuple[str, DrafterMethod]:
-    """The architecture that vLLM runs a drafter as, and its method."""
+    """The architecture of a drafter, and its method; a `speculators` config names only the method."""
     config = checkpoint.config
     speculators = config.values.get("speculators_model_type")
     if speculators is not None:

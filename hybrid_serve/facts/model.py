@@ -40,7 +40,7 @@ class TargetFacts:
         weights_bytes: tensor data of all safetensors files; None if there are none.
         kv_cache_dtype: `fp8` where a quantised checkpoint sets the KV cache's dtype itself; what `kv_dtype=auto`
             then means.
-        methods: drafting methods that vLLM 0.29 can run with this family.
+        methods: drafting methods that are planned with this family.
     """
 
     source: str

@@ -38,8 +38,8 @@ def _method(target: TargetFacts, drafter: DrafterFacts) -> tuple[Problem, ...]:
         return ()
     return (
         Problem(
-            reason=f"vLLM 0.29 runs no {drafter.method} drafter with {target.source} ({target.family}): it hands out "
-            "no hidden states of this family, and leaves K out when it aligns its pages",
+            reason=f"A {drafter.method} drafter is not planned for {target.source} ({target.family}): vLLM 0.29 hands "
+            "out no hidden states of this family, and leaves K out when it aligns pages, which a state may then not fit",
             remedy="Give no drafter",
         ),
     )

@@ -61,8 +61,8 @@ EAGLE3 = DrafterMethod(
     # vllm/model_executor/models/registry.py: the names mapped to llama_eagle3 and qwen3_eagle3, without those of
     # P-EAGLE, which drafts in parallel and so is another method.
     architectures=(
-        "LlamaForCausalLMEagle3",
         "Eagle3LlamaForCausalLM",
+        "LlamaForCausalLMEagle3",
         "Eagle3MiniMaxM2ForCausalLM",
         "Eagle3Qwen2_5vlForCausalLM",
         "Eagle3Qwen3vlForCausalLM",
