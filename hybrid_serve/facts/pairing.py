@@ -39,7 +39,7 @@ def _method(target: TargetFacts, drafter: DrafterFacts) -> tuple[Problem, ...]:
     return (
         Problem(
             reason=f"A {drafter.method} drafter is not planned for {target.source} ({target.family}): vLLM 0.29 hands "
-            "out no hidden states of this family, and leaves K out when it aligns pages, which a state may then not fit",
+            "out no hidden states of this family, and leaves K out when it aligns pages, so that a state may not fit",
             remedy="Give no drafter",
         ),
     )
