@@ -27,6 +27,7 @@ from hybrid_serve.engine.base import EngineConfig, EngineStartError
 from hybrid_serve.engine.vllm_engine import VLLMEngine
 from hybrid_serve.facts.assemble import plan_inputs, ssm_cache_dtype
 from hybrid_serve.facts.checkpoint import read_drafter, read_target
+from hybrid_serve.facts.pairing import speculative_tokens
 from hybrid_serve.facts.probe import measure_device
 from hybrid_serve.plan.decide import decide
 from hybrid_serve.plan.inputs import EngineSettings, Workload
@@ -71,11 +72,13 @@ async def run_variant(options: argparse.Namespace) -> dict[str, Any]:
     target = read_target(options.target, mamba_ssm_cache_dtype=ssm)
     drafting = options.drafter != "none" and not options.variant.endswith("without-drafter")
     drafter = read_drafter(options.drafter) if drafting else None
-    most = drafter.max_speculative_tokens if drafter else 0
+    asked = options.num_speculative_tokens or None
+    drafted = speculative_tokens(asked, drafter) if drafter else 0
+    most = drafter.max_speculative_tokens if drafter else None
     settings = EngineSettings(
         kv_dtype=options.kv_dtype,
         draft_kv_dtype=options.draft_kv_dtype,
-        num_speculative_tokens=min(most, options.num_speculative_tokens or most),
+        num_speculative_tokens=drafted if most is None else min(most, drafted),
         max_model_len=options.max_model_len,
         max_num_batched_tokens=options.max_num_batched_tokens,
         max_num_seqs=options.max_num_seqs,

@@ -14,6 +14,8 @@ Size = Annotated[int, BeforeValidator(parse_size)]
 
 DEMO_TARGET = "demo:target"
 DEMO_DRAFT = "demo:draft"
+MTP = "mtp"
+"""The drafter that stands for the target's own MTP modules."""
 
 # vLLM arguments that decide the KV cache: they have a field of their own, since the plan depends on them.
 _OWN_FIELD = {
@@ -79,7 +81,9 @@ class EngineOptions(_Section):
         "best", "`best`: the planner's KV plan; `stock`: what vLLM does unaided, for comparisons."
     )
     num_speculative_tokens: int | None = _restart(
-        None, "K, tokens drafted per step. Default: the largest that the drafter was trained for; 0 without one.", ge=0
+        None,
+        "K, tokens drafted per step. Default: the largest that the drafter was trained for; 0 without one.",
+        ge=0,
     )
     max_model_len: int = _restart(8192, "Longest request, prompt and output, in tokens.", ge=1)
     max_num_batched_tokens: int = _restart(8192, "Tokens of one engine step.", ge=1)

@@ -9,7 +9,7 @@ from typing import Any
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from deployments.config import DEMO_DRAFT, DEMO_TARGET, AppConfig
+from deployments.config import DEMO_DRAFT, DEMO_TARGET, MTP, AppConfig
 from deployments.errors import AppError
 
 DEMO_CONFIG = Path(__file__).parent.parent / "configs" / "demo.yaml"
@@ -136,7 +136,7 @@ def _resolve_sources(values: dict[str, Any], folder: Path, overrides: Mapping[st
         return
     for field in ("target", "drafter"):
         source = model.get(field)
-        if not isinstance(source, str):
+        if not isinstance(source, str) or (field == "drafter" and source == MTP):
             continue
         overridden = any(key in overrides for key in (field, f"model.{field}", "model"))
         try:

@@ -3,13 +3,15 @@
 from dataclasses import dataclass
 from importlib import resources
 
-from deployments.config import DEMO_DRAFT, DEMO_TARGET, AppConfig
+from deployments.config import DEMO_DRAFT, DEMO_TARGET, MTP, AppConfig
 from hybrid_serve.facts.assemble import plan_inputs
 from hybrid_serve.facts.capabilities import DEFAULT_VLLM
 from hybrid_serve.facts.checkpoint import read_drafter, read_target
 from hybrid_serve.facts.device import DeviceFacts, DeviceKind
+from hybrid_serve.facts.errors import fail
 from hybrid_serve.facts.memory import GPU_MEMORY_UTILIZATION, kv_memory_bytes
 from hybrid_serve.facts.model import DrafterFacts, TargetFacts
+from hybrid_serve.facts.pairing import speculative_tokens
 from hybrid_serve.plan.inputs import EngineSettings, PlanInputs, Workload
 
 
@@ -38,10 +40,16 @@ def read_pair(config: AppConfig, device: DeviceKind) -> Pair:
     """Facts of the pair from its `config.json` files and weight headers; no weights are read or downloaded.
 
     Raises:
-        FactsError: what is missing in one of them.
+        FactsError: what is missing in one of them; a drafter that is not served yet.
     """
     model = config.model
     assert model.target is not None, "a ModelConfig always has a target"
+    if model.drafter == MTP:
+        raise fail(
+            f"model.drafter is mtp: the MTP modules of {model.target} can be planned for (hybrid-serve plan --drafter "
+            "mtp), but are not served yet",
+            "Give another drafter, or none",
+        )
     ssm = config.engine.mamba_ssm_cache_dtype
     if ssm == "auto" and device == "cpu":
         ssm = "float32"
@@ -55,14 +63,11 @@ def read_pair(config: AppConfig, device: DeviceKind) -> Pair:
 def engine_settings(config: AppConfig, pair: Pair) -> EngineSettings:
     """What the engine is told and the planner plans with."""
     engine = config.engine
-    drafted = engine.num_speculative_tokens
-    if drafted is None:
-        drafted = pair.drafter.max_speculative_tokens if pair.drafter else 0
     return EngineSettings(
         tensor_parallel_size=engine.tensor_parallel_size,
         kv_dtype=engine.kv_dtype,
         draft_kv_dtype=engine.draft_kv_dtype,
-        num_speculative_tokens=drafted,
+        num_speculative_tokens=speculative_tokens(engine.num_speculative_tokens, pair.drafter),
         max_model_len=engine.max_model_len,
         max_num_batched_tokens=engine.max_num_batched_tokens,
         max_num_seqs=engine.max_num_seqs,

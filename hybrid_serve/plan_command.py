@@ -87,7 +87,8 @@ def _rows(arguments: argparse.Namespace, inputs: PlanInputs, pair: Pair) -> tupl
         raise fail(
             f"These are no acceptance rates: {error}", "Correct them, or give --conditional-acceptance"
         ) from None
-    return choose_k(inputs, acceptance=rates, block_size=pair.drafter.block_size, policy=arguments.policy)
+    most = pair.drafter.max_speculative_tokens or len(rates)
+    return choose_k(inputs, acceptance=rates, block_size=most + 1, policy=arguments.policy)
 
 
 def to_json(verdict: Verdict, inputs: PlanInputs) -> dict[str, Any]:

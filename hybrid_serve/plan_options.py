@@ -6,10 +6,11 @@ from typing import NamedTuple, get_args
 from hybrid_serve.facts.assemble import plan_inputs, ssm_cache_dtype
 from hybrid_serve.facts.capabilities import DEFAULT_VLLM
 from hybrid_serve.facts.catalogue import gpu
-from hybrid_serve.facts.checkpoint import read_drafter, read_target
+from hybrid_serve.facts.checkpoint import read_drafter, read_mtp, read_target
 from hybrid_serve.facts.device import DeviceFacts, DeviceKind
 from hybrid_serve.facts.memory import kv_memory_bytes
 from hybrid_serve.facts.model import DrafterFacts, TargetFacts
+from hybrid_serve.facts.pairing import speculative_tokens
 from hybrid_serve.facts.probe import measure_device
 from hybrid_serve.plan.inputs import EngineSettings, KVDtype, PlanInputs, Workload
 from hybrid_serve.sizes import parse_size
@@ -39,7 +40,10 @@ class Pair(NamedTuple):
 def add_pair(command: argparse.ArgumentParser) -> None:
     """Which models."""
     command.add_argument("--target", required=True, metavar="DIR|ID", help="folder with a config.json, or a hub id")
-    command.add_argument("--drafter", required=True, metavar="DIR|ID|none", help="the DFlash drafter, or none")
+    command.add_argument(
+        "--drafter", required=True, metavar="DIR|ID|mtp|none",
+        help="the drafter; mtp for the MTP modules that the target carries; or none",
+    )  # fmt: skip
 
 
 def add_device(command: argparse.ArgumentParser) -> None:
@@ -62,7 +66,9 @@ def add_engine(command: argparse.ArgumentParser) -> None:
         "--mamba-ssm-cache-dtype", choices=("auto", "float32", "float16", "bfloat16"), default="auto",
         help="of the recurrent states; auto: float32 on a CPU, else the model's",
     )  # fmt: skip
-    command.add_argument("--num-speculative-tokens", type=int, metavar="K", help="default: the most the drafter drafts")
+    command.add_argument(
+        "--num-speculative-tokens", type=int, metavar="K", help="default: the most the drafter drafts, if there is such"
+    )
     command.add_argument(
         "--max-model-len", type=int, metavar="N", help="default: 8192, or the target's longest if less"
     )
@@ -98,7 +104,17 @@ def read_pair(arguments: argparse.Namespace, device: DeviceKind) -> Pair:
     """The models' facts, for one kind of device."""
     ssm_dtype = ssm_cache_dtype(arguments.mamba_ssm_cache_dtype, device)
     target = read_target(arguments.target, mamba_ssm_cache_dtype=ssm_dtype)
-    return Pair(target, None if arguments.drafter == "none" else read_drafter(arguments.drafter))
+    return Pair(target, _read_drafter(arguments))
+
+
+def _read_drafter(arguments: argparse.Namespace) -> DrafterFacts | None:
+    match arguments.drafter:
+        case "none":
+            return None
+        case "mtp":
+            return read_mtp(arguments.target)
+        case source:
+            return read_drafter(source)
 
 
 def device_of(arguments: argparse.Namespace) -> DeviceFacts:
@@ -116,13 +132,11 @@ def inputs_of(
     arguments: argparse.Namespace, pair: Pair, device: DeviceFacts, *, tensor_parallel_size: int, memory: int
 ) -> PlanInputs:
     """The planning problem on one device."""
-    asked = arguments.num_speculative_tokens
-    drafted = asked if asked is not None else (pair.drafter.max_speculative_tokens if pair.drafter else 0)
     settings = EngineSettings(
         tensor_parallel_size=tensor_parallel_size,
         kv_dtype=arguments.kv_dtype,
         draft_kv_dtype=arguments.draft_kv_dtype,
-        num_speculative_tokens=drafted,
+        num_speculative_tokens=speculative_tokens(arguments.num_speculative_tokens, pair.drafter),
         max_model_len=arguments.max_model_len or min(8192, pair.target.max_position_embeddings),
         max_num_batched_tokens=arguments.max_num_batched_tokens,
         prefix_caching=arguments.prefix_caching,

@@ -51,6 +51,8 @@ def _plan_here(policy: str, vllm_config: Any) -> KVPlan:
     model, speculative = vllm_config.model_config, vllm_config.speculative_config
     ssm_dtype = vllm_config.cache_config.mamba_ssm_cache_dtype
     target = read_target(model.model, model.revision, mamba_ssm_cache_dtype=ssm_dtype)
+    if speculative is not None and speculative.method == "mtp":
+        raise ValueError("no KV plan: the MTP modules of a target are planned for, but not served on a plan yet")
     drafter = read_drafter(speculative.model, speculative.revision) if speculative is not None else None
     device = measure_device()
     decision = decide(

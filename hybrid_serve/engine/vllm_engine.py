@@ -199,4 +199,5 @@ def _cache_dtype(dtype: str) -> str:
 
 def _ssm_cache_dtype(config: EngineConfig) -> str:
     names = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
-    return names[config.target.layers.mamba[0].ssm_dtype]
+    mamba = config.target.layers.mamba
+    return names[mamba[0].ssm_dtype] if mamba else "auto"

@@ -94,6 +94,14 @@ class Config:
             raise self.wrong(name, "a list of strings")
         return tuple(value)
 
+    def string(self, name: str) -> str:
+        value = self.values.get(name)
+        if value is None:
+            raise self.missing(name)
+        if not isinstance(value, str):
+            raise self.wrong(name, "a string")
+        return value
+
     def optional_dtype(self, name: str) -> Dtype | None:
         """fp32, fp16 or bf16, however the file spells it (`torch.bfloat16`, `bfloat16`, ...)."""
         value = self.values.get(name)

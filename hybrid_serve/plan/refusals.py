@@ -103,11 +103,13 @@ def _shards(inputs: PlanInputs) -> Impossible | None:
     """Heads that tensor parallelism cannot split."""
     tp = inputs.settings.tensor_parallel_size
     for layers in inputs.target.mamba:
-        uneven = layers.num_v_heads % tp or (layers.kind == "gdn" and layers.num_k_heads % tp)
-        if uneven:
+        # vLLM repeats a single mamba2 group on every GPU, and only a single one (mamba_mixer2.py).
+        one_group = layers.kind == "mamba2" and layers.num_k_heads == 1
+        if layers.num_v_heads % tp or (layers.num_k_heads % tp and not one_group):
+            names = ("groups", "heads") if layers.kind == "mamba2" else ("key", "value heads")
             return Impossible(
-                reason=f"{layers.count} {layers.kind} layers have {layers.num_k_heads} key and {layers.num_v_heads} "
-                f"value heads, which tensor_parallel_size {tp} does not divide",
+                reason=f"{layers.count} {layers.kind} layers have {layers.num_k_heads} {names[0]} and "
+                f"{layers.num_v_heads} {names[1]}, which tensor_parallel_size {tp} does not divide",
                 remedy="use a tensor_parallel_size that divides both",
                 error="AssertionError",
             )

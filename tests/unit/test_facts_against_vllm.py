@@ -9,8 +9,12 @@ import pytest
 
 from hybrid_serve.facts.checkpoint import read_drafter, read_target
 from hybrid_serve.facts.errors import FactsError
+from hybrid_serve.facts.families import DRAFTERS, NOT_PLANNED, TARGETS
 from hybrid_serve.facts.families.dflash import DFLASH
+from hybrid_serve.facts.families.eagle3 import EAGLE3
+from hybrid_serve.plan.buckets import state_bytes
 from tests.unit.facts_checkpoints import dflash, qwen3_5, qwen3_next, without, write_checkpoint
+from tests.unit.family_configs import falcon_h1, granite_hybrid, nemotron_h
 
 pytestmark = pytest.mark.contract
 pytest.importorskip("vllm")
@@ -86,6 +90,75 @@ def test_the_dflash_architectures_are_those_in_vllms_registry() -> None:
     assert set(DFLASH.architectures) == {name for name, (module, _) in models.items() if module == "qwen3_dflash"}
 
 
+def test_eagle3_architectures_are_those_in_vllms_registry_but_for_p_eagle() -> None:
+    from vllm.model_executor.models.registry import _SPECULATIVE_DECODING_MODELS as models
+
+    theirs = {name for name, (module, _) in models.items() if module in ("llama_eagle3", "qwen3_eagle3")}
+    assert set(EAGLE3.architectures) == {name for name in theirs if not name.lower().startswith("peagle")}
+
+
+def test_gdn_and_mamba2_architectures_are_those_in_vllms_registry() -> None:
+    from vllm.model_executor.models.registry import _VLLM_MODELS as models
+
+    modules = {"qwen3_5", "qwen3_next", "nemotron_h", "granitemoehybrid", "falcon_h1", "gpt_oss"}
+    generating = ("ForCausalLM", "ForConditionalGeneration")
+    theirs = {name for name, (module, _) in models.items() if module in modules and name.endswith(generating)}
+    assert set(TARGETS) == theirs
+
+
+def test_what_is_read_or_refused_by_name_exists_in_vllms_registry() -> None:
+    from vllm.model_executor.models.registry import _VLLM_MODELS as models
+
+    assert {*DRAFTERS, *NOT_PLANNED} <= models.keys()
+
+
+@pytest.mark.parametrize(
+    ("config", "drafted"),
+    [
+        (nemotron_h(), 3),
+        (nemotron_h(n_groups=1), 0),
+        (without(nemotron_h(mamba_n_groups=4, mamba_d_conv=5), "n_groups", "conv_kernel"), 3),
+        (granite_hybrid(), 0),
+        (granite_hybrid(mamba_d_head="auto"), 0),
+        (falcon_h1(), 0),
+        (falcon_h1(mamba_d_ssm=None, mamba_n_heads=80, mamba_n_groups=1), 0),
+    ],
+)
+@pytest.mark.parametrize("tp", [1, 2, 4, 8])
+def test_mamba2_states_have_vllms_bytes_on_every_gpu(
+    tmp_path: Path, config: dict[str, Any], drafted: int, tp: int
+) -> None:
+    from math import prod
+
+    from transformers import AutoConfig
+    from vllm.model_executor.models.registry import ModelRegistry
+
+    folder = write_checkpoint(tmp_path, config)
+    model = ModelRegistry._try_load_model_cls(config["architectures"][0])
+    shapes = model.get_mamba_state_shape_from_config(
+        SimpleNamespace(
+            parallel_config=SimpleNamespace(tensor_parallel_size=tp),
+            cache_config=SimpleNamespace(use_replayssm=False),
+            model_config=SimpleNamespace(hf_config=AutoConfig.from_pretrained(folder)),
+            num_speculative_tokens=drafted,
+        )
+    )
+    (mamba,) = read_target(folder, mamba_ssm_cache_dtype="float32").layers.mamba
+    ours = state_bytes(mamba, tensor_parallel_size=tp, num_speculative_tokens=drafted)
+    assert ours == 2 * prod(shapes[0]) + 4 * prod(shapes[1])
+
+
+@pytest.mark.parametrize("architecture", sorted(TARGETS))
+def test_families_without_drafters_are_those_vllm_hands_no_hidden_states_of(architecture: str) -> None:
+    from vllm.model_executor.models.interfaces import supports_eagle3
+    from vllm.model_executor.models.registry import ModelRegistry
+
+    if architecture.startswith("Qwen3_5"):
+        pytest.skip("its module imports torchvision")
+    model = ModelRegistry._try_load_model_cls(architecture)
+    assert bool(TARGETS[architecture].methods) == supports_eagle3(model)
+
+
 @pytest.mark.parametrize(
     "config",
     [
@@ -95,6 +168,11 @@ def test_the_dflash_architectures_are_those_in_vllms_registry() -> None:
         qwen3_5("Qwen3_5ForCausalLM"),
         qwen3_next(),
         qwen3_next(mamba_ssm_dtype="float32"),
+        nemotron_h(),
+        nemotron_h(mamba_ssm_cache_dtype="bfloat16"),
+        without(nemotron_h(), "mamba_ssm_cache_dtype"),
+        granite_hybrid(mamba_ssm_cache_dtype="float32"),
+        falcon_h1(),
     ],
 )
 @pytest.mark.parametrize("asked", ["auto", "float32", "float16"])

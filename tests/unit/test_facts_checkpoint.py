@@ -277,8 +277,8 @@ def test_a_target_given_as_drafter_is_told_so(tmp_path: Path) -> None:
 
 
 def test_another_drafting_method_is_refused_with_the_known_names(tmp_path: Path) -> None:
-    config = dflash(architectures=["Eagle3LlamaForCausalLM"])
-    with pytest.raises(FactsError, match=r"Eagle3LlamaForCausalLM.*DFlashDraftModel"):
+    config = dflash(architectures=["MedusaModel"])
+    with pytest.raises(FactsError, match=r"MedusaModel.*DFlashDraftModel"):
         read_drafter(write_checkpoint(tmp_path, config))
 
 

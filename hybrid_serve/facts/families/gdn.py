@@ -1,7 +1,9 @@
 """GDN (gated delta net) hybrids: what Qwen3-Next and Qwen3.5 configs have in common."""
 
+from dataclasses import replace
+
 from hybrid_serve.facts.config import Config
-from hybrid_serve.facts.families.base import in_order
+from hybrid_serve.facts.families.base import MTPModules, in_order
 from hybrid_serve.facts.layers import AttentionLayers, Dtype, Layers, MambaLayers
 
 LINEAR, FULL = "linear_attention", "full_attention"
@@ -33,11 +35,22 @@ def gdn_layers(text: Config, dtype: Dtype, ssm_dtype: Dtype) -> Layers:
             conv_dtype=dtype,
             ssm_dtype=ssm_dtype,
         ),
-        FULL: AttentionLayers(
-            kind="full",
-            count=1,
-            kv_heads=text.integer("num_key_value_heads"),
-            head_dim=text.integer("head_dim"),
-        ),
+        FULL: _full_attention(text),
     }
     return in_order(kinds[kind] for kind in layer_types(text))
+
+
+def gdn_mtp(text: Config, field: str) -> MTPModules:
+    """One full-attention layer of the target's shape for each module.
+
+    vLLM (model_executor/models/qwen3_5_mtp.py, qwen3_next_mtp.py) builds one where the config has no `field`.
+    """
+    count = text.integer(field, 1, minimum=0)
+    layers = (replace(_full_attention(text), count=count),) if count else ()
+    return MTPModules(count=count, layers=Layers(buckets=layers))
+
+
+def _full_attention(text: Config) -> AttentionLayers:
+    return AttentionLayers(
+        kind="full", count=1, kv_heads=text.integer("num_key_value_heads"), head_dim=text.integer("head_dim")
+    )

@@ -1,8 +1,8 @@
 """Qwen3-Next: a flat config; the recurrent state in the model's dtype unless the user says otherwise."""
 
 from hybrid_serve.facts.config import Config
-from hybrid_serve.facts.families.base import TargetFamily
-from hybrid_serve.facts.families.gdn import gdn_layers
+from hybrid_serve.facts.families.base import MTPModules, TargetFamily
+from hybrid_serve.facts.families.gdn import gdn_layers, gdn_mtp
 from hybrid_serve.facts.layers import Dtype, Layers
 
 
@@ -16,4 +16,14 @@ def _layers(text: Config, dtype: Dtype, mamba_ssm_cache_dtype: Dtype | None) -> 
     return gdn_layers(text, dtype, mamba_ssm_cache_dtype or dtype)
 
 
-QWEN3_NEXT = TargetFamily(name="qwen3-next", architectures=("Qwen3NextForCausalLM",), text=_text, layers=_layers)
+def _mtp(text: Config) -> MTPModules:
+    return gdn_mtp(text, "num_nextn_predict_layers")
+
+
+QWEN3_NEXT = TargetFamily(
+    name="qwen3-next",
+    architectures=("Qwen3NextForCausalLM",),
+    text=_text,
+    layers=_layers,
+    mtp=_mtp,
+)
