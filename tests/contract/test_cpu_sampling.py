@@ -16,10 +16,11 @@ pytestmark = pytest.mark.contract
 
 @pytest.fixture
 def patched() -> Iterator[None]:
-    stock = rejection_sampler.expand_batch_to_tokens
-    assert cpu_sampling.install() and not cpu_sampling.install()
+    found = rejection_sampler.expand_batch_to_tokens  # patched already if a worker's module was imported
+    cpu_sampling.install()
+    assert cpu_sampling.installed() and not cpu_sampling.install()
     yield
-    rejection_sampler.expand_batch_to_tokens = stock
+    rejection_sampler.expand_batch_to_tokens = found
 
 
 def test_the_flaw_is_there_as_long_as_the_capability_says_so() -> None:
