@@ -1,6 +1,7 @@
 """ASGI messages in and out of one in-process app."""
 
 import asyncio
+from collections import deque
 from collections.abc import AsyncGenerator
 from typing import Any
 
@@ -10,7 +11,6 @@ ABORT_GRACE_S = 10.0
 """Seconds an app gets to leave after http.disconnect before its task is cancelled."""
 
 _SCOPE_KEYS = ("http_version", "method", "scheme", "path", "raw_path", "root_path", "query_string", "headers")
-_END = None
 _background: set[asyncio.Task[None]] = set()
 
 
@@ -25,14 +25,14 @@ def plain_scope(scope: Scope) -> dict[str, Any]:
 
 
 async def run_app(app: ASGIApp, scope: dict[str, Any], body: bytes) -> AsyncGenerator[Message]:
-    """The messages that `app` sends, one by one as it sends them.
+    """The messages that `app` sends, as it sends them. Nothing waits; body parts that wait already come as one.
 
     If this generator is closed or cancelled before the app is done, the app gets `http.disconnect`: for vLLM
     that aborts the request in the engine. The app's own exception is raised here.
     """
     # 2.3: from 2.4 on Starlette does not listen for a disconnect, it waits until a send fails.
     full_scope: Scope = {"type": "http", "asgi": {"version": "3.0", "spec_version": "2.3"}, "extensions": {}, **scope}
-    messages: asyncio.Queue[Message | None] = asyncio.Queue()
+    sent = _Outbox()
     gone = asyncio.Event()
     pending: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
@@ -44,17 +44,17 @@ async def run_app(app: ASGIApp, scope: dict[str, Any], body: bytes) -> AsyncGene
 
     async def send(message: Message) -> None:
         if not gone.is_set():
-            messages.put_nowait(message)
+            sent.put(message)
 
     async def serve() -> None:
         try:
             await app(full_scope, receive, send)
         finally:
-            messages.put_nowait(_END)
+            sent.close()
 
     task = asyncio.ensure_future(serve())
     try:
-        while (message := await messages.get()) is not _END:
+        while (message := await sent.get()) is not None:
             yield message
         await task
     finally:
@@ -62,6 +62,41 @@ async def run_app(app: ASGIApp, scope: dict[str, Any], body: bytes) -> AsyncGene
         if not task.done():
             # Not awaited here: a generator that is being closed should not wait.
             _keep(asyncio.ensure_future(_see_off(task)))
+
+
+class _Outbox:
+    """Messages on their way from one app to one reader, in order."""
+
+    def __init__(self) -> None:
+        self._messages: deque[Message] = deque()
+        self._closed = False
+        self._changed = asyncio.Event()
+
+    def put(self, message: Message) -> None:
+        """Adjacent body parts are joined: where one ends and the next begins means nothing in HTTP.
+
+        An engine's last step gives several at once (the last token, usage, `[DONE]`, the end).
+        """
+        last = self._messages[-1] if self._messages else None
+        if last is not None and last["type"] == message["type"] == "http.response.body" and last.get("more_body"):
+            body = bytes(last.get("body", b"")) + bytes(message.get("body", b""))
+            self._messages[-1] = {**message, "body": body}
+        else:
+            self._messages.append(message)
+        self._changed.set()
+
+    def close(self) -> None:
+        self._closed = True
+        self._changed.set()
+
+    async def get(self) -> Message | None:
+        """The next message; None after the last."""
+        while not self._messages:
+            if self._closed:
+                return None
+            self._changed.clear()
+            await self._changed.wait()
+        return self._messages.popleft()
 
 
 async def _see_off(task: asyncio.Task[None]) -> None:

@@ -28,11 +28,32 @@ def test_a_plain_scope_can_travel() -> None:
     assert "state" not in plain and plain["headers"] == [(b"a", b"b")] and plain["client"] == ("127.0.0.1", 1)
 
 
-async def test_messages_come_one_by_one_as_they_are_sent(pair_folder: Path) -> None:
-    engine = await started(pair_folder, token_s=0)
+async def test_messages_come_as_they_are_sent(pair_folder: Path) -> None:
+    engine = await started(pair_folder, token_s=0.002)
     messages = [m async for m in run_app(engine.app, plain_scope(CHAT), request(max_tokens=3, stream=True))]
-    assert [m["type"] for m in messages] == ["http.response.start"] + ["http.response.body"] * 5
-    assert [m["more_body"] for m in messages[1:]] == [True] * 4 + [False]
+    assert [m["type"] for m in messages] == ["http.response.start"] + ["http.response.body"] * 3
+    assert [m["more_body"] for m in messages[1:]] == [True, True, False]
+
+
+async def test_body_parts_that_wait_already_come_as_one(pair_folder: Path) -> None:
+    """Here the last token, `[DONE]` and the end, which one step of an engine gives."""
+    engine = await started(pair_folder, token_s=0.002)
+    *_, last = [m async for m in run_app(engine.app, plain_scope(CHAT), request(max_tokens=2, stream=True))]
+    assert b"token1" in last["body"] and last["body"].endswith(b"data: [DONE]\n\n") and not last["more_body"]
+
+
+async def test_a_slow_reader_loses_nothing() -> None:
+    async def quick(scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        for index in range(100):
+            await send({"type": "http.response.body", "body": b"%d " % index, "more_body": index < 99})
+
+    messages = []
+    async for message in run_app(quick, plain_scope(CHAT), b""):
+        messages.append(message)
+        await asyncio.sleep(0.001)
+    assert b"".join(m["body"] for m in messages[1:]) == b"".join(b"%d " % index for index in range(100))
+    assert [m["more_body"] for m in messages[1:]][-1] is False
 
 
 async def test_the_body_reaches_the_app(pair_folder: Path) -> None:
