@@ -1,23 +1,20 @@
 """HAProxy in front of the ingress instead of Ray Serve's own proxy: the bundled one, for a Ray on this machine only.
 
 It takes a Python process and a serialisation out of every chunk's way. Ray Serve 2.60 writes its configuration and
-leaves two things to be put right, which a wrapper around the program does:
+starts it; three things have to be put right, which `haproxy_exec` does in between:
 
 - A statistics and a metrics page are open on every address.
 - With `option splice-*`, HAProxy 2.8.25 can miss that a client went away: it then spins, and the request runs on in
   the engine. (Seen in one of three aborted requests; in none of hundreds without.)
+- It outlives the process that started it, if that is killed.
 """
 
 import shlex
 import socket
+import sys
 from pathlib import Path
 
-_WRAPPER = """#!/bin/sh
-for argument; do
-  case $argument in *.cfg) sed -i '/option splice/d; s/bind \\**:/bind 127.0.0.1:/' "$argument" ;; esac
-done
-exec {binary} "$@"
-"""
+from deployments import haproxy_exec
 
 
 def haproxy_environment(folder: Path) -> dict[str, str]:
@@ -33,7 +30,9 @@ def haproxy_environment(folder: Path) -> dict[str, str]:
     except (ImportError, OSError):
         return {}
     wrapper = folder / "haproxy"
-    wrapper.write_text(_WRAPPER.format(binary=shlex.quote(str(binary))))
+    # -E -S: without the environment's and the site's modules, none of which it needs.
+    command = shlex.join([sys.executable, "-E", "-S", str(haproxy_exec.__file__), str(binary)])
+    wrapper.write_text(f'#!/bin/sh\nexec {command} "$@"\n')
     wrapper.chmod(0o700)
     return {
         "RAY_SERVE_ENABLE_HA_PROXY": "1",
