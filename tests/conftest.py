@@ -1,11 +1,21 @@
 """Fixtures that several kinds of tests share."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
 
 from hybrid_serve.demo.geometry import DraftGeometry, TargetGeometry
+
+_VLLM_BEFORE = {name: value for name, value in os.environ.items() if name.startswith("VLLM")}
+
+
+def pytest_collection_finish() -> None:
+    """A test module that sets vLLM's switches when it is imported sets them for every engine that any test starts."""
+    now = {name: value for name, value in os.environ.items() if name.startswith("VLLM")}
+    if now != _VLLM_BEFORE:
+        raise pytest.UsageError(f"importing the tests changed vLLM's environment from {_VLLM_BEFORE} to {now}")
 
 
 @pytest.fixture(scope="session")

@@ -10,9 +10,6 @@ import os
 import sys
 from typing import Any
 
-os.environ["VLLM_LOGGING_LEVEL"] = "ERROR"
-os.environ["VLLM_PLUGINS"] = ""
-
 MAX_MODEL_LEN = 2048
 SSM_DTYPE = "float32"
 
@@ -74,5 +71,7 @@ def _one_process() -> None:
 
 
 if __name__ == "__main__":
+    os.environ["VLLM_LOGGING_LEVEL"] = "ERROR"
+    os.environ["VLLM_PLUGINS"] = ""
     answers = [layers_of(case) for case in json.load(sys.stdin)]
     print(json.dumps(answers))

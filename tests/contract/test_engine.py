@@ -59,19 +59,26 @@ def agreement(ours: list[list[int]], theirs: list[list[int]]) -> float:
     return equal / sum(max(len(a), len(b)) for a, b in pairs)
 
 
+def started(**task: Any) -> Run:
+    """An engine that has to start; if it does not, the test shows what it logged."""
+    run = run_engine(**task)
+    assert "error" not in run.answer, run.log[-8000:]
+    return run
+
+
 @cache
 def best() -> Run:
-    return run_engine(prompts=PROMPTS)
+    return started(prompts=PROMPTS)
 
 
 @cache
 def stock() -> Run:
-    return run_engine(policy="stock", prompts=PROMPTS)
+    return started(policy="stock", prompts=PROMPTS)
 
 
 @cache
 def without_drafter() -> Run:
-    return run_engine(drafter=False, prompts=PROMPTS)
+    return started(drafter=False, prompts=PROMPTS)
 
 
 @pytest.mark.parametrize("run", [best, stock, without_drafter], ids=["best", "stock", "best without drafter"])
@@ -108,7 +115,7 @@ def test_the_drafter_is_accepted_as_much_as_under_stock() -> None:
 
 
 def test_acceptance_falls_when_the_drafters_layers_share_a_page() -> None:
-    corrupted = run_engine(
+    corrupted = started(
         prompts=12, worker_extension_cls="tests.contract.corrupting_worker.CorruptingWorkerExtension"
     )
     assert corrupted.answer["differences"] == []
@@ -117,7 +124,7 @@ def test_acceptance_falls_when_the_drafters_layers_share_a_page() -> None:
 
 
 def test_answers_at_a_temperature_are_drafted_and_make_sense() -> None:
-    sampled = run_engine(prompts=12, temperature=0.2).answer
+    sampled = started(prompts=12, temperature=0.2).answer
     assert sampled["mean_acceptance_length"] >= 3.0
     assert agreement(sampled["outputs"], best().answer["outputs"][:12]) >= 0.6
 
