@@ -115,9 +115,7 @@ def test_the_drafter_is_accepted_as_much_as_under_stock() -> None:
 
 
 def test_acceptance_falls_when_the_drafters_layers_share_a_page() -> None:
-    corrupted = started(
-        prompts=12, worker_extension_cls="tests.contract.corrupting_worker.CorruptingWorkerExtension"
-    )
+    corrupted = started(prompts=12, worker_extension_cls="tests.contract.corrupting_worker.CorruptingWorkerExtension")
     assert corrupted.answer["differences"] == []
     assert corrupted.answer["mean_acceptance_length"] < 0.8 * best().answer["mean_acceptance_length"]
     assert agreement(corrupted.answer["outputs"], best().answer["outputs"][:12]) >= 0.98
