@@ -10,6 +10,7 @@ from typing import Any
 
 from hybrid_serve.engine.additional import plan_in
 from hybrid_serve.engine.apply import planned_groups
+from hybrid_serve.engine.orphan import end_with_parent
 
 _MARK = "__hybrid_serve_original__"
 
@@ -25,6 +26,8 @@ def install() -> bool:
 
     def get_kv_cache_groups(vllm_config: Any, kv_cache_spec: dict[str, Any]) -> list[Any]:
         plan = plan_in(vllm_config.additional_config)
+        if plan is not None:
+            end_with_parent()
         if plan is None or plan.policy == "stock":
             return list(original(vllm_config, kv_cache_spec))
         return planned_groups(plan, kv_cache_spec, KVCacheGroupSpec)

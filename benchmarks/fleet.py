@@ -1,0 +1,223 @@
+"""A fleet of unlike pools on this machine, with real engines: plans, shares, overload, and what a death costs.
+
+    python -m benchmarks.fleet --output benchmarks/results/fleet-cpu.json
+    python -m benchmarks.fleet --phases plans,shares
+
+Every pool of the configuration gets a Ray node of its own, labelled as the pool asks. Phases:
+
+    plans     what each replica was planned, and what its engine got
+    shares    requests of mixed length, fewer at once than the fleet holds: where they went, against free capacity
+    overload  more requests at once than the fleet takes: what was refused, and how long the others waited
+    planner, engine, replica, node
+              SIGKILL of it under load: what was lost, and how long until the fleet was whole again
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import platform
+import threading
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from benchmarks.load import Load, Outcome, mixed_requests, summary
+from benchmarks.local_fleet import LocalFleet, local_fleet, until
+from deployments.loading import load_config
+
+KILLS = ("planner", "engine", "replica", "node")
+PHASES = ("plans", "shares", "overload", *KILLS)
+RECOVERY_LIMIT_S = 180.0
+
+
+def main() -> None:
+    """Run the phases, print the record, and write it."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--config", default="configs/demo-fleet.yaml")
+    parser.add_argument("--phases", default=",".join(PHASES))
+    parser.add_argument("--requests", type=int, default=400, help="of the phase `shares`")
+    parser.add_argument("--concurrency", type=int, default=24, help="of the phase `shares`")
+    parser.add_argument("--rate", type=float, default=2.0, help="requests a second while something is killed")
+    parser.add_argument("--flood", type=int, default=300, help="requests of the phase `overload`, all at once")
+    parser.add_argument("--seed", type=int, default=2026)
+    parser.add_argument("--output", type=Path)
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="of the configuration")
+    options = parser.parse_args()
+    phases = options.phases.split(",")
+    if unknown := sorted(set(phases) - set(PHASES)):
+        parser.error(f"unknown phases {', '.join(unknown)}; known are {', '.join(PHASES)}")
+    config = load_config(options.config, dict(pair.split("=", 1) for pair in options.overrides))
+    record: dict[str, Any] = {
+        "command": f"python -m benchmarks.fleet --config {options.config} --phases {options.phases}",
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "versions": {"python": platform.python_version(), "ray": version("ray"), "vllm": config.served[0].vllm_names()}
+        if hasattr(config.served[0], "vllm_names")
+        else {"python": platform.python_version(), "ray": version("ray")},
+        "cores": os.cpu_count(),
+    }
+    began = time.monotonic()
+    with local_fleet(config) as fleet:
+        record["start_s"] = round(time.monotonic() - began, 1)
+        for phase in phases:
+            record[phase] = run(phase, fleet, options)
+            print(phase, json.dumps(record[phase]), flush=True)
+    if options.output:
+        options.output.write_text(json.dumps(record, indent=1) + "\n")
+
+
+def run(phase: str, fleet: LocalFleet, options: argparse.Namespace) -> dict[str, Any]:
+    """One phase's record."""
+    if phase == "plans":
+        return plans(fleet)
+    if phase == "shares":
+        return shares(fleet, options)
+    if phase == "overload":
+        return overload(fleet, options)
+    return killed(fleet, phase, options)
+
+
+def plans(fleet: LocalFleet) -> dict[str, Any]:
+    """What each replica was planned and got."""
+    rows = {}
+    for pool, entries in fleet.running().items():
+        rows[pool] = [
+            {
+                "kv_memory_bytes": entry["plan"]["kv_memory_bytes"],
+                "plan_id": entry["plan_id"],
+                "predicted_kv_tokens": entry["predicted_kv_tokens"],
+                "actual_kv_tokens": entry["report"]["kv_tokens"],
+                "predicted_num_blocks": entry["predicted_num_blocks"],
+                "actual_num_blocks": entry["report"]["num_blocks"],
+                "differences": entry["differences"],
+                "agreement": entry["agreement"],
+            }
+            for entry in entries
+        ]
+    return {"pools": rows}
+
+
+def shares(fleet: LocalFleet, options: argparse.Namespace) -> dict[str, Any]:
+    """Generated tokens by pool against the pools' share of capacity."""
+    before = {pool: fleet.stats(pool)["engine"] for pool in fleet.pools}
+    load = Load(fleet.url, name_of(fleet))
+    requests = mixed_requests(options.requests, seed=options.seed, prompt_bytes=(60, 2400), tokens=(8, 48))
+    began = time.monotonic()
+    asyncio.run(load.closed_loop(requests, options.concurrency))
+    seconds = time.monotonic() - began
+    after = {pool: fleet.stats(pool)["engine"] for pool in fleet.pools}
+    tokens = {
+        pool: sum(after[pool][kind] - before[pool][kind] for kind in ("prompt_tokens", "generation_tokens"))
+        for pool in fleet.pools
+    }
+    finished = {pool: after[pool]["finished_requests"] - before[pool]["finished_requests"] for pool in fleet.pools}
+    capacity = {pool: entries[0]["report"]["kv_tokens"] for pool, entries in fleet.running().items()}
+    rows = {
+        pool: {
+            "requests": finished[pool],
+            "tokens": tokens[pool],
+            "share_of_tokens": round(tokens[pool] / sum(tokens.values()), 4),
+            "share_of_capacity": round(capacity[pool] / sum(capacity.values()), 4),
+        }
+        for pool in fleet.pools
+    }
+    worst = max(abs(row["share_of_tokens"] / row["share_of_capacity"] - 1) for row in rows.values())
+    return {"pools": rows, "worst_deviation": round(worst, 4), "seconds": round(seconds, 1), **summary(load.outcomes)}
+
+
+def overload(fleet: LocalFleet, options: argparse.Namespace) -> dict[str, Any]:
+    """A flood: far more requests at once than fit."""
+    load = Load(fleet.url, name_of(fleet), deadline_s=300)
+    requests = mixed_requests(options.flood, seed=options.seed + 1, prompt_bytes=(200, 2400), tokens=(16, 64))
+    began = time.monotonic()
+    asyncio.run(load.open_loop(requests, per_second=200.0, seed=options.seed))
+    until(fleet.whole, 30)
+    return {"seconds": round(time.monotonic() - began, 1), **summary(load.outcomes)}
+
+
+def killed(fleet: LocalFleet, what: str, options: argparse.Namespace) -> dict[str, Any]:
+    """SIGKILL of one thing under load; the load goes on until the fleet is whole again."""
+    pool = fleet.pools[0]
+    plans_before = {entry["replica_id"]: entry["plan_id"] for entries in fleet.running().values() for entry in entries}
+    load = Load(fleet.url, name_of(fleet), deadline_s=120)
+    stop = threading.Event()
+    thread = threading.Thread(target=_steady, args=(load, stop, options))
+    thread.start()
+    time.sleep(8)
+    killed_at = time.monotonic()
+    left: Callable[[], list[str]] = list
+    if what == "planner":
+        fleet.planner().kill()
+    elif what == "engine":
+        fleet.engine_core(pool).kill()
+    elif what == "replica":
+        replica = fleet.replica(pool)
+        below = replica.children(recursive=True)
+        replica.kill()
+        left = lambda: fleet.left_over(below)  # noqa: E731
+    else:
+        processes = fleet.kill_node(pool)
+        left = lambda: fleet.left_over(processes)  # noqa: E731
+        fleet.replace_node(pool)
+    noticed = until(lambda: not fleet.whole(), 60) if what != "planner" else None
+    recovered = None
+    try:
+        until(fleet.whole, RECOVERY_LIMIT_S)
+        recovered = time.monotonic() - killed_at
+    except TimeoutError:
+        pass
+    time.sleep(4)
+    stop.set()
+    thread.join()
+    same = {entry["replica_id"]: entry["plan_id"] for entries in fleet.running().values() for entry in entries}
+    at = killed_at - load._began
+    return {
+        "noticed_s": None if noticed is None else round(noticed, 2),
+        "whole_again_s": None if recovered is None else round(recovered, 2),
+        "lost": [_short(o) for o in load.outcomes if o.end not in ("done", "refused")],
+        "in_flight_when_killed": sum(1 for o in load.outcomes if o.sent_s <= at <= o.sent_s + o.total_s),
+        "sent_after": sum(1 for o in load.outcomes if o.sent_s > at),
+        "replicas_kept": sorted(set(plans_before) & set(same)),
+        "plans_kept": all(same[r] == plans_before[r] for r in set(plans_before) & set(same)),
+        "left_over_processes": left(),
+        "integrity": fleet.status().get("integrity", "checked by status()"),
+        **summary(load.outcomes),
+    }
+
+
+def _steady(load: Load, stop: threading.Event, options: argparse.Namespace) -> None:
+    """Open-loop load in slices until told to stop."""
+
+    async def slices() -> None:
+        index = 0
+        async with asyncio.TaskGroup() as tasks:
+            while not stop.is_set():
+                seed = options.seed + 100 + index
+                count = max(1, int(options.rate * 2))
+                requests = mixed_requests(count, seed=seed, prompt_bytes=(60, 1200), tokens=(16, 64))
+                tasks.create_task(load.open_loop(requests, options.rate, seed))
+                index += 1
+                await asyncio.sleep(count / options.rate)
+
+    asyncio.run(slices())
+
+
+def _short(outcome: Outcome) -> dict[str, Any]:
+    return {
+        "sent_s": round(outcome.sent_s, 2),
+        "status": outcome.status,
+        "end": outcome.end,
+        "total_s": round(outcome.total_s, 2),
+    }
+
+
+def name_of(fleet: LocalFleet) -> str:
+    """The model that clients ask for."""
+    return str(fleet.config.served[0].model.name)
+
+
+if __name__ == "__main__":
+    main()

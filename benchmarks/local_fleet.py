@@ -1,0 +1,146 @@
+"""A fleet on this machine: one Ray node per pool, labelled as the pool asks, and the app on it; and ways to hurt it."""
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+import ray
+from ray import serve
+from ray.serve.config import HTTPOptions, ProxyLocation
+
+from deployments.builder import build
+from deployments.config import AppConfig
+from deployments.local_haproxy import free_port
+from deployments.local_ray import LocalNode, private_ray, processes_of, start_node
+from hybrid_serve.negotiation.planner import ACTOR_NAME, NAMESPACE
+
+OBJECT_STORE_BYTES = 128 * 2**20
+
+
+class LocalFleet:
+    """The running app, what its planner knows, and its processes by what they are."""
+
+    def __init__(self, config: AppConfig, url: str, nodes: dict[str, tuple[LocalNode, Any]]) -> None:
+        self.config = config
+        self.url = url
+        self._nodes = nodes
+
+    @property
+    def pools(self) -> list[str]:
+        return [pool.name for served in self.config.served for pool in served.pools]
+
+    def status(self) -> dict[str, Any]:
+        """The planner's."""
+        status: dict[str, Any] = ray.get(ray.get_actor(ACTOR_NAME, NAMESPACE).status.remote(), timeout=10)
+        return status
+
+    def running(self) -> dict[str, list[dict[str, Any]]]:
+        """The planner's entries of running replicas by pool, every pool named."""
+        found: dict[str, list[dict[str, Any]]] = {pool: [] for pool in self.pools}
+        for entry in self.status()["replicas"]:
+            if entry["state"] == "running":
+                found[entry["pool"]].append(entry)
+        return found
+
+    def stats(self, pool: str) -> dict[str, Any]:
+        """Live figures of one replica of a pool."""
+        stats: dict[str, Any] = serve.get_deployment_handle(pool, "default").stats.remote().result(timeout_s=20)
+        return stats
+
+    def whole(self) -> bool:
+        """Ray Serve says that all is healthy, and the planner knows a running replica in every pool."""
+        application = serve.status().applications["default"]
+        healthy = application.status == "RUNNING" and all(
+            d.status == "HEALTHY" for d in application.deployments.values()
+        )
+        try:
+            return healthy and all(self.running().values())
+        except (ray.exceptions.RayError, ValueError):
+            return False
+
+    def planner(self) -> psutil.Process:
+        return self._one(lambda process: _title(process).startswith("ray::Planner"), "planner")
+
+    def replica(self, pool: str) -> psutil.Process:
+        return self._one(lambda process: f"ServeReplica:default:{pool}" in _title(process), f"replica of {pool}")
+
+    def engine_core(self, pool: str) -> psutil.Process:
+        for child in self.replica(pool).children(recursive=True):
+            if "EngineCore" in _title(child):
+                return child
+        raise LookupError(f"the replica of {pool} has no engine core")
+
+    def kill_node(self, pool: str) -> list[psutil.Process]:
+        """SIGKILL for the node's own processes, as when a machine goes; answers those that were there, workers too."""
+        processes = processes_of(self._nodes[pool][1])
+        for process in processes:
+            if process.is_running():
+                process.kill()
+        psutil.wait_procs(processes, timeout=10)
+        return processes
+
+    def replace_node(self, pool: str) -> None:
+        """A new node with the labels of the one that went."""
+        node = self._nodes[pool][0]
+        self._nodes[pool] = (node, start_node(node))
+
+    def left_over(self, processes: list[psutil.Process]) -> list[str]:
+        """Titles of those that still run."""
+        return [_title(process) for process in processes if process.is_running()]
+
+    def _one(self, wanted: Callable[[psutil.Process], bool], what: str) -> psutil.Process:
+        for process in psutil.Process(os.getpid()).children(recursive=True):
+            if wanted(process):
+                return process
+        raise LookupError(f"no process of the {what}")
+
+    def close(self) -> None:
+        for _, node in self._nodes.values():
+            node.kill_all_processes(check_alive=False, allow_graceful=False, wait=True)
+
+
+def _title(process: psutil.Process) -> str:
+    try:
+        return " ".join(process.cmdline()) or process.name()
+    except psutil.NoSuchProcess:
+        return ""
+
+
+@contextmanager
+def local_fleet(config: AppConfig) -> Iterator[LocalFleet]:
+    """Starts Ray, a node per pool and the app; ends when all pools have a running replica; stops all afterwards."""
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(Path.cwd()), os.environ.get("PYTHONPATH")]))
+    port = free_port()
+    with private_ray(num_cpus=1, object_store_memory=OBJECT_STORE_BYTES, log_to_driver=False):
+        nodes = {}
+        for served in config.served:
+            for pool in served.pools:
+                node = LocalNode(labels=dict(pool.label_selector), num_cpus=max(1, pool.max_replicas))
+                nodes[pool.name] = (node, start_node(node))
+        fleet = LocalFleet(config, f"http://127.0.0.1:{port}", nodes)
+        try:
+            serve.start(proxy_location=ProxyLocation.HeadOnly, http_options=HTTPOptions(host="127.0.0.1", port=port))
+            serve.run(build(config))
+            until(fleet.whole, 180)
+            yield fleet
+            serve.shutdown()
+        finally:
+            fleet.close()
+
+
+def until(condition: Callable[[], bool], seconds: float) -> float:
+    """Seconds until the condition held.
+
+    Raises:
+        TimeoutError: it did not hold in time.
+    """
+    began = time.monotonic()
+    while time.monotonic() - began < seconds:
+        if condition():
+            return time.monotonic() - began
+        time.sleep(0.2)
+    raise TimeoutError(f"{condition} did not come about in {seconds:g} s")
