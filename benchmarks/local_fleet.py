@@ -10,11 +10,12 @@ from typing import Any
 import psutil
 import ray
 from ray import serve
-from ray.serve.config import HTTPOptions, ProxyLocation
+from ray.serve.config import HTTPOptions
 
 from deployments.builder import build
 from deployments.config import AppConfig
 from deployments.local_haproxy import free_port
+from deployments.local_nodes import local_nodes
 from deployments.local_ray import LocalNode, private_ray, processes_of, start_node
 from hybrid_serve.negotiation.planner import ACTOR_NAME, NAMESPACE
 
@@ -53,7 +54,11 @@ class LocalFleet:
 
     def whole(self) -> bool:
         """Ray Serve says that all is healthy, and the planner knows a running replica in every pool."""
-        application = serve.status().applications["default"]
+        application = serve.status().applications.get("default")
+        if application is None:
+            return False
+        if application.status == "DEPLOY_FAILED":
+            raise TimeoutError(application.message)
         healthy = application.status == "RUNNING" and all(
             d.status == "HEALTHY" for d in application.deployments.values()
         )
@@ -61,6 +66,11 @@ class LocalFleet:
             return healthy and all(self.running().values())
         except (ray.exceptions.RayError, ValueError):
             return False
+
+    def messages(self) -> list[str]:
+        """What Ray Serve says of each deployment."""
+        application = serve.status().applications["default"]
+        return [f"{name} {d.status}: {d.message}" for name, d in application.deployments.items()]
 
     def planner(self) -> psutil.Process:
         return self._one(lambda process: _title(process).startswith("ray::Planner"), "planner")
@@ -116,16 +126,15 @@ def local_fleet(config: AppConfig) -> Iterator[LocalFleet]:
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(Path.cwd()), os.environ.get("PYTHONPATH")]))
     port = free_port()
     with private_ray(num_cpus=1, object_store_memory=OBJECT_STORE_BYTES, log_to_driver=False):
-        nodes = {}
-        for served in config.served:
-            for pool in served.pools:
-                node = LocalNode(labels=dict(pool.label_selector), num_cpus=max(1, pool.max_replicas))
-                nodes[pool.name] = (node, start_node(node))
+        nodes = {pool: (node, start_node(node)) for pool, node in local_nodes(config).items()}
         fleet = LocalFleet(config, f"http://127.0.0.1:{port}", nodes)
         try:
-            serve.start(proxy_location=ProxyLocation.HeadOnly, http_options=HTTPOptions(host="127.0.0.1", port=port))
-            serve.run(build(config))
-            until(fleet.whole, 180)
+            serve.start(proxy_location="HeadOnly", http_options=HTTPOptions(host="127.0.0.1", port=port))
+            serve._run(build(config), _blocking=False)
+            try:
+                until(fleet.whole, 240)
+            except TimeoutError:
+                raise TimeoutError("\n".join(fleet.messages())) from None
             yield fleet
             serve.shutdown()
         finally:

@@ -18,6 +18,7 @@ from ray.serve.config import HTTPOptions
 from deployments.builder import build
 from deployments.errors import AppError
 from deployments.loading import load_config
+from deployments.local_nodes import local_nodes
 from deployments.local_ray import private_ray
 
 OBJECT_STORE_BYTES = 128 * 2**20
@@ -34,8 +35,10 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"Error: {error}", file=sys.stderr)
         return 2
     # Ray takes over SIGTERM when it starts, so ours come after it.
-    with private_ray(object_store_memory=OBJECT_STORE_BYTES), _asked_to_stop() as stop:
-        serve.start(http_options=HTTPOptions(host=options.host, port=options.port))
+    nodes = list(local_nodes(config).values())
+    with private_ray(nodes, object_store_memory=OBJECT_STORE_BYTES), _asked_to_stop() as stop:
+        # One proxy: all nodes are this machine.
+        serve.start(proxy_location="HeadOnly", http_options=HTTPOptions(host=options.host, port=options.port))
         serve._run(app, _blocking=False)
         if not _wait_until_ready(stop):
             # An engine that is starting can't be asked to stop: it ends with Ray.
