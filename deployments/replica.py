@@ -13,7 +13,7 @@ from ray import serve
 
 from deployments.asgi import run_app
 from deployments.capacity_line import capacity_line
-from deployments.config import AppConfig
+from deployments.config import ReplicaConfig
 from deployments.engines import make_engine
 from deployments.local_grpc import keep_grpc_local
 from deployments.pair import Pair, inputs_for, read_pair, source_of
@@ -21,7 +21,6 @@ from hybrid_serve.engine.base import Engine, EngineConfig, EngineStartError, Mes
 from hybrid_serve.facts.hub import materialise
 from hybrid_serve.facts.probe import measure_device
 from hybrid_serve.negotiation import client as planner
-from hybrid_serve.negotiation.agreement import DeclaredPool, FleetFacts
 from hybrid_serve.negotiation.book import REPORT_PERIOD_S
 from hybrid_serve.negotiation.offer import ReplicaOffer
 from hybrid_serve.plan.inputs import PlanInputs
@@ -38,7 +37,7 @@ class Replica:
     calls when running requests are done, ends the engine.
     """
 
-    async def __init__(self, config: AppConfig) -> None:
+    async def __init__(self, config: ReplicaConfig) -> None:
         keep_grpc_local()
         self._config = config
         self._engine: Engine = make_engine(config.engine.implementation)
@@ -80,7 +79,7 @@ class Replica:
             drafter_fingerprint=pair.drafter.fingerprint if pair.drafter else None,
             inputs=inputs,
             policy=self._config.engine.policy,
-            fleet=_fleet_of_one(self._config, pair, inputs),
+            fleet=self._config.fleet,
         )
 
     async def _engine_config(self, pair: Pair) -> EngineConfig:
@@ -162,17 +161,6 @@ class Replica:
     def _differences(self) -> tuple[str, ...]:
         plan = self._answer.decision.plan
         return () if plan is None or self._report is None else differences(plan, self._report)
-
-
-def _fleet_of_one(config: AppConfig, pair: Pair, inputs: PlanInputs) -> FleetFacts:
-    return FleetFacts.of(
-        model_name=str(config.model.name),
-        target_fingerprint=pair.target.fingerprint,
-        drafter_fingerprint=pair.drafter.fingerprint if pair.drafter else None,
-        max_model_len=config.engine.max_model_len,
-        policy=config.engine.policy,
-        pools=[DeclaredPool(name=config.pool.name, inputs=inputs, known=True)],
-    )
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from dataclasses import replace
 from hybrid_serve.negotiation.book import MAX_ENTRIES, Book
 from hybrid_serve.negotiation.offer import ReplicaOffer
 from tests.cases import with_settings
-from tests.fleets import SEED, Clock, fleet_of, offer_of, problem, report_of
+from tests.fleets import Clock, fleet_of, offer_of, problem, report_of
 
 SLACK = 4  # for slower and busier machines than the one where the limits were set
 NEGOTIATION_SECONDS = 1.5
