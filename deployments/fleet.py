@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
-from deployments.config import ReplicaConfig, ServedModel, ServedPool
+from deployments.config import ModelConfig, ReplicaConfig, ServedModel, ServedPool
 from deployments.pair import Pair, inputs_for, read_pair
 from deployments.pool_device import PoolDevice, pool_device
 from deployments.sizing import PoolSizing, guessed_sizing, size_pool
@@ -90,7 +90,7 @@ def plan_model(served: ServedModel) -> PlannedModel:
         facts = _facts(served, declared)
         match agree(facts):
             case Refusal(pool=pool, reason=reason, remedy=remedy):
-                problems.append(PoolProblem(pools=(pool,), reason=f"no KV plan fits: {reason}", remedy=remedy))
+                problems.append(PoolProblem(pools=(pool,), reason=reason, remedy=remedy))
                 declared = [one for one in declared if one.name != pool]
             case Agreement() as agreed:
                 agreement = agreed
@@ -110,7 +110,8 @@ def _declare(pools: Iterable[ServedPool], problems: list[PoolProblem]) -> Iterat
             device = pool_device(served.pool)
             key = (device.facts.kind, served.engine.mamba_ssm_cache_dtype)
             if key not in pairs:
-                pairs[key] = _read(served, device.facts.kind)
+                read = next((pair for pair in pairs.values() if isinstance(pair, Pair)), None)
+                pairs[key] = _read(served, device.facts.kind, read)
             pair = pairs[key]
             if isinstance(pair, FactsError):
                 raise pair
@@ -124,9 +125,10 @@ def _declare(pools: Iterable[ServedPool], problems: list[PoolProblem]) -> Iterat
             yield _Declared(served=served, device=device, pair=pair, inputs=inputs)
 
 
-def _read(served: ServedPool, kind: DeviceKind) -> Pair | FactsError:
+def _read(served: ServedPool, kind: DeviceKind, read: Pair | None) -> Pair | FactsError:
+    """The pair for one kind of device; at the commits of `read`, if it was read for another kind before."""
     try:
-        return read_pair(served, kind)
+        return read_pair(served if read is None else replace(served, model=_pinned(served.model, read)), kind)
     except FactsError as error:
         return error
 
@@ -186,7 +188,7 @@ def _too_short(agreement: Agreement, declared: list[_Declared]) -> Iterator[Pool
 def _planned(one: _Declared, facts: FleetFacts, agreement: Agreement) -> PlannedPool:
     served = one.served
     config = ReplicaConfig(
-        model=served.model,
+        model=_pinned(served.model, one.pair),
         engine=served.engine.model_copy(update={"max_model_len": agreement.max_model_len}),
         workload=served.workload,
         pool=served.pool.model_copy(update={"device": one.device.facts.kind}),
@@ -197,6 +199,12 @@ def _planned(one: _Declared, facts: FleetFacts, agreement: Agreement) -> Planned
     plan = decision.plan
     sizing = guessed_sizing(inputs, served.pool) if plan is None else size_pool(plan, inputs, served.pool)
     return PlannedPool(config=config, device=one.device, inputs=inputs, decision=decision, sizing=sizing)
+
+
+def _pinned(model: ModelConfig, pair: Pair) -> ModelConfig:
+    """Hub ids at the commits that were read here: a branch may move before the last replica starts."""
+    drafter = pair.drafter.revision if pair.drafter else None
+    return model.model_copy(update={"target_revision": pair.target.revision, "drafter_revision": drafter})
 
 
 def _merged(problems: list[PoolProblem]) -> tuple[PoolProblem, ...]:
