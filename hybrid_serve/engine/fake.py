@@ -141,6 +141,11 @@ class FakeEngine:
         if self._stopped or self._sick:
             raise EngineStartError(self._sick or "the fake engine was stopped")
 
+    def die(self, reason: str) -> None:
+        """As vLLM's engine does when its core process ends."""
+        self._sick = reason
+        self._died.set()
+
     async def stop(self) -> None:
         self._stopped = True
 
@@ -153,8 +158,7 @@ class FakeEngine:
         elif route == ("POST", "/v1/chat/completions"):
             await self._chat(receive, send)
         elif route == ("POST", "/fake/sick"):
-            self._sick = "the fake engine was made sick"
-            self._died.set()
+            self.die("the fake engine was made sick")
             await _respond(send, 200, b"")
         else:
             await _respond_json(send, 404, {"detail": "Not Found"})
