@@ -192,9 +192,11 @@ class FakeEngine:
             if work.done():
                 work.result()
         finally:
+            broken_off = dead.done() and not work.done()
             for task in (work, gone, dead):
                 task.cancel()
-        if dead.done() and not work.done():
+            await asyncio.gather(work, return_exceptions=True)
+        if broken_off:
             await self._break_off(send, request)
 
     def _read(self, body: bytes) -> _Request:

@@ -1,4 +1,4 @@
-"""A replica's accounts of reservations and of what requests turned out to need, and its answers when its engine dies."""
+"""A replica's accounts of reservations and of what requests needed, and its answers when its engine dies."""
 
 import asyncio
 import json
@@ -12,7 +12,8 @@ import pytest
 from deployments.routing.accounts import REMEMBERED_REQUESTS, Accounts
 from deployments.routing.ticket import ReplicaUnavailable, Ticket
 from deployments.serving import serve_request
-from hybrid_serve.engine.base import EngineStats, Message
+from hybrid_serve.engine.base import ASGIApp, EngineStats, Message, Receive, Scope, Send
+from hybrid_serve.engine.fake import FakeEngine
 from tests.unit.test_fake_engine import CHAT, request, started
 
 IDLE = EngineStats(
@@ -131,7 +132,17 @@ async def test_a_refused_request_is_passed_on(pair_folder: Path) -> None:
     assert messages[0]["status"] == 400 and len(messages) == 2
 
 
-async def test_an_app_that_breaks_without_its_engine_dying_raises_its_own_error(pair_folder: Path) -> None:
-    engine = await started(pair_folder)
-    with pytest.raises(TypeError):
-        [message async for message in serve_request(engine, Accounts(), {**CHAT, "path": None, "method": 3}, b"", None)]
+class Broken(FakeEngine):
+    """Its app fails at every request, and the engine lives."""
+
+    @property
+    def app(self) -> ASGIApp:
+        async def fail(scope: Scope, receive: Receive, send: Send) -> None:
+            raise LookupError("inside")
+
+        return fail
+
+
+async def test_an_app_that_breaks_without_its_engine_dying_raises_its_own_error() -> None:
+    with pytest.raises(LookupError, match="inside"):
+        await messages_of(Broken(), request())
