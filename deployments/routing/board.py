@@ -2,11 +2,11 @@
 
 import time
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from deployments.routing.entry import Entry
-from deployments.routing.facts import ReplicaFacts, ReplicaLoad
+from deployments.routing.facts import ReplicaFacts, ReplicaLoad, Shape
 from deployments.routing.need import BYTES_PER_TOKEN, OUTPUT_TOKENS, Estimates, RequestNeed
 from deployments.routing.prefix import PrefixIndex
 from deployments.routing.shares import Shares
@@ -49,14 +49,16 @@ class Reservation:
     tokens: int
 
 
-@dataclass
-class _Candidate:
+class _Candidate(NamedTuple):
+    """A replica that has room, and the blocks that the request would hold there."""
+
     entry: Entry
     blocks: int
-    fullness: float = field(init=False)
 
-    def __post_init__(self) -> None:
-        self.fullness = (self.entry.used_blocks + self.blocks) / self.entry.facts.num_blocks
+    @property
+    def fullness(self) -> float:
+        """Of the replica, with the request."""
+        return (self.entry.used_blocks + self.blocks) / self.entry.facts.num_blocks
 
 
 class Board:
@@ -137,11 +139,12 @@ class Board:
         """Replicas that could hold the request if they were empty, whatever they are doing now."""
         if not need.sequences:
             return frozenset(self._entries)
-        return frozenset(name for name, entry in self._entries.items() if entry.blocks(need) is not None)
+        alike: dict[Shape, int] = {}
+        return frozenset(name for name, entry in self._entries.items() if entry.blocks(need, alike) is not None)
 
     def never_fits(self, need: RequestNeed) -> bool:
         """True if there are replicas, and none could ever hold the request."""
-        return bool(self._entries) and not self.holders(need)
+        return bool(self._entries) and all(entry.blocks(need) is None for entry in self._entries.values())
 
     def reserve(self, need: RequestNeed, closed: Collection[str] = ()) -> Reservation | None:
         """Room for a request now, on a replica outside `closed`; None if there is none."""
@@ -149,9 +152,10 @@ class Board:
         if not need.sequences:
             return self._pass(serving)
         candidates: dict[str, _Candidate] = {}
+        alike: dict[Shape, int] = {}  # replicas of one plan hold equally many blocks of a sequence
         for entry in serving:
             if entry.name not in closed:
-                blocks = entry.blocks(need)
+                blocks = entry.blocks(need, alike)
                 if blocks is not None and entry.has_room(blocks, entry.sequences(need)):
                     candidates[entry.name] = _Candidate(entry, blocks)
         if not candidates:

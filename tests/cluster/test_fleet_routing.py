@@ -1,4 +1,4 @@
-"""Routing over three pools of unlike capacity, on a real Ray with fake engines: shares, prefixes, fullness, failures."""
+"""Routing over three pools of unlike capacity, on a real Ray: shares, prefixes, fullness, failures."""
 
 import asyncio
 import json
