@@ -105,7 +105,8 @@ class Forwarder:
             messages = None
             try:
                 messages = service.call(reservation, need, scope, body)
-                await answer.relay(messages)
+                async with service.in_flight.watched(reservation):
+                    await answer.relay(messages)
                 messages = None
                 return
             except REPLICA_FAILED as error:

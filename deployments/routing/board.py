@@ -91,17 +91,24 @@ class Board:
         self._prefixes = PrefixIndex()
         self._shares = Shares()
         self._listeners: list[Callable[[int], None]] = []
+        self._replica_listeners: list[Callable[[str, float | None], None]] = []
 
     def listen(self, on_room: Callable[[int], None]) -> None:
         """`on_room(tokens)` is called when there may be more room: `tokens` were released, or 0 for other reasons."""
         self._listeners.append(on_room)
 
+    def listen_to_replicas(self, on_replica: Callable[[str, float | None], None]) -> None:
+        """`on_replica(name, drain_s)` is called when a replica leaves, with the seconds that it gets to end what it
+        runs, and with None when it comes (back)."""
+        self._replica_listeners.append(on_replica)
+
     def update(self, pool: str, replicas: Mapping[str, Known]) -> None:
         """The running replicas of a pool, all of them: those not in `replicas` have gone (or drain) and get nothing."""
         now = self._clock()
         for gone in [name for name, entry in self._entries.items() if entry.pool == pool and name not in replicas]:
-            del self._entries[gone]
+            drain_s = self._entries.pop(gone).facts.drain_s
             self._shares.forget(gone)
+            self._tell_of_replica(gone, drain_s)
         for name, known in replicas.items():
             entry = self._entries.get(name)
             if entry is None:
@@ -110,6 +117,7 @@ class Board:
                 entry.own_blocks = sum(held.blocks for held in mine)
                 entry.own_sequences = sum(held.sequences for held in mine)
                 entry.own_passing = sum(not held.sequences for held in mine)
+                self._tell_of_replica(name, None)
             entry.take(known.load, known.limit, self.ingress_id)
             if entry.suspect_since is not None and entry.reported_again and now - entry.suspect_since >= self.suspect_s:
                 entry.suspect_since = None
@@ -219,6 +227,10 @@ class Board:
     def _tell(self, tokens: int) -> None:
         for on_room in self._listeners:
             on_room(tokens)
+
+    def _tell_of_replica(self, name: str, drain_s: float | None) -> None:
+        for on_replica in self._replica_listeners:
+            on_replica(name, drain_s)
 
     def _serves(self, entry: Entry) -> bool:
         since = entry.suspect_since

@@ -24,6 +24,7 @@ class ReplicaFacts:
         max_model_len: longest request in tokens.
         max_num_seqs: sequences that run at once.
         reuses_prefixes: the engine caches prefixes, so where a prompt goes matters.
+        drain_s: seconds that it gets to end what it runs when it is stopped.
         groups: needs of the plan's KV groups.
     """
 
@@ -35,6 +36,7 @@ class ReplicaFacts:
     max_model_len: int
     max_num_seqs: int
     reuses_prefixes: bool
+    drain_s: float
     groups: tuple[GroupNeed, ...]
 
     def to_metadata(self) -> dict[str, Any]:
@@ -48,6 +50,7 @@ class ReplicaFacts:
             "max_model_len": self.max_model_len,
             "max_num_seqs": self.max_num_seqs,
             "reuses_prefixes": self.reuses_prefixes,
+            "drain_s": self.drain_s,
             "groups": [group.to_json() for group in self.groups],
         }
 
