@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator
 from typing import Any
 
 import pytest
-from ray.exceptions import ActorDiedError, ActorUnavailableError
+from ray.exceptions import ActorDiedError, ActorUnavailableError, RayTaskError
 
 from deployments.forwarder import Forwarder
 from deployments.routing.board import Known
@@ -19,7 +19,12 @@ from tests.service_of_pools import Pool, service_of
 from tests.unit.test_fake_engine import CHAT, request
 
 JSON = [(b"content-type", b"application/json")]
-FAILURES = (ActorDiedError(), ActorUnavailableError("gone", None), ReplicaUnavailable("the engine died"))
+FAILURES = (
+    ActorDiedError(),
+    ActorUnavailableError("gone", None),
+    ReplicaUnavailable("the engine died"),
+    RayTaskError("handle", "Traceback", ReplicaUnavailable("the engine died")).as_instanceof_cause(),
+)
 
 
 def says(value: Any) -> Any:
@@ -81,6 +86,15 @@ async def test_no_more_replicas_are_tried_than_allowed() -> None:
     told = await exchange(forwarder, CHAT, request())
     assert told.status == 503 and "retry-after" in told.headers
     assert sum(len(pool.tickets) for pool in pools.values()) == 4
+
+
+async def test_a_request_that_breaks_the_app_is_not_taken_from_replica_to_replica() -> None:
+    error = RayTaskError("handle", "Traceback", LookupError("inside")).as_instanceof_cause()
+    pools = {name: Pool(fails(error)) for name in "abc"}
+    service = service_of("demo", **pools)
+    told = await exchange(Forwarder({"demo": service}), CHAT, request())
+    assert told.status == 500 and sum(len(pool.tickets) for pool in pools.values()) == 1
+    assert len(service.board.free_tokens()) == 3, "nobody became suspect"
 
 
 async def test_an_error_of_the_engines_app_is_passed_on_and_not_retried() -> None:
