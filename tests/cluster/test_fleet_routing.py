@@ -15,7 +15,7 @@ import pytest
 from ray import serve
 
 from deployments.config import AppConfig
-from tests.cluster.conftest import App, until
+from tests.cluster.conftest import App, pids_of, until
 from tests.demo_app import app_values
 
 pytestmark = pytest.mark.cluster
@@ -44,12 +44,6 @@ def stats_of(pool: str) -> dict[str, Any]:
 def engine_of(pool: str) -> dict[str, Any]:
     engine: dict[str, Any] = stats_of(pool)["engine"]
     return engine
-
-
-def pid_of(pool: str) -> int:
-    details = serve.context._get_global_client().get_serve_details()
-    (replica,) = details["applications"]["default"]["deployments"][pool]["replicas"]
-    return int(replica["pid"])
 
 
 def body(prompt: str = "Hello", **values: Any) -> dict[str, Any]:
@@ -147,7 +141,7 @@ def test_requests_that_a_killed_replica_has_not_begun_to_answer_are_served_by_an
             asking = asyncio.ensure_future(ask_all(app.url, bodies, at_once=24))
             await asyncio.sleep(0.8)
             assert (await asyncio.to_thread(engine_of, "middle"))["running"] > 5
-            os.kill(await asyncio.to_thread(pid_of, "middle"), signal.SIGKILL)
+            os.kill(*await asyncio.to_thread(pids_of, "middle"), signal.SIGKILL)
             return await asking
 
         answers = asyncio.run(kill_under_load())
@@ -166,7 +160,7 @@ def test_streams_of_a_killed_replica_end_with_an_error_event_and_those_of_others
             asking = asyncio.ensure_future(ask_all(app.url, bodies, at_once=16))
             await asyncio.sleep(1.0)
             running = (await asyncio.to_thread(engine_of, "middle"))["running"]
-            os.kill(await asyncio.to_thread(pid_of, "middle"), signal.SIGKILL)
+            os.kill(*await asyncio.to_thread(pids_of, "middle"), signal.SIGKILL)
             return await asking, running
 
         answers, lost = asyncio.run(kill_under_load())
