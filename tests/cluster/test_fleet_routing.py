@@ -74,7 +74,7 @@ def test_400_requests_of_mixed_length_are_shared_out_by_capacity(fleet: App) -> 
     before = {pool: engine_of(pool)["finished_requests"] for pool in MEMORY}
     blocks = {pool: stats_of(pool)["report"]["num_blocks"] for pool in MEMORY}
     lengths = (20, 100, 400, 900)
-    bodies = [body("x" * lengths[i % 4], max_tokens=8 + i % 7) for i in range(400)]
+    bodies = [body(f"{i} " + "x" * lengths[i % 4], max_tokens=8 + i % 7) for i in range(400)]
     answers = asyncio.run(ask_all(fleet.url, bodies, at_once=16))
     assert {answer.status_code for answer in answers} == {200}
     served = {pool: engine_of(pool)["finished_requests"] - before[pool] for pool in MEMORY}
