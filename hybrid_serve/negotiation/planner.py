@@ -8,6 +8,7 @@ import ray
 from ray.actor import ActorHandle
 
 from hybrid_serve.negotiation.book import Book
+from hybrid_serve.negotiation.metrics import PlannerMetrics
 from hybrid_serve.negotiation.offer import PlanAnswer, ReplicaOffer
 from hybrid_serve.plan.kv_plan import EngineReport
 
@@ -28,13 +29,17 @@ class Planner:
 
     def __init__(self) -> None:
         self._book = Book(time.monotonic)
+        self._metrics = PlannerMetrics()
 
     async def ping(self) -> str:
         return "pong"
 
     async def negotiate(self, offer: ReplicaOffer) -> PlanAnswer:
         """The plan for one replica."""
-        return self._book.negotiate(offer)
+        answer = self._book.negotiate(offer)
+        if answer.decision.plan is None:
+            self._metrics.rejected(offer)
+        return answer
 
     async def report(self, offer: ReplicaOffer, answer: PlanAnswer, report: EngineReport | None) -> None:
         """What a replica got. `report` is None while its engine is still starting."""
