@@ -9,7 +9,7 @@ from hybrid_serve.metrics import Metric
 from hybrid_serve.plan.kv_plan import EngineReport, KVPlan, differences
 
 METRICS_PERIOD_S = 5.0
-"""Ray's agent forgets a gauge that was not set for two of its report intervals: 20 s."""
+"""A gauge is exported once after it was set, and forgotten by Ray's agent 20 s later: set it again before."""
 
 
 class _Gauges:

@@ -16,7 +16,10 @@ from deployments.capacity_line import capacity_line
 from deployments.config import ReplicaConfig
 from deployments.engines import make_engine
 from deployments.local_grpc import keep_grpc_local
+from deployments.metrics import ReplicaMetrics
+from deployments.observation import Observation, keep_showing
 from deployments.pair import Pair, inputs_for, read_pair, source_of
+from deployments.routing.accounts import Accounts
 from hybrid_serve.engine.base import Engine, EngineConfig, EngineStartError, Message
 from hybrid_serve.facts.hub import materialise
 from hybrid_serve.facts.probe import measure_device
@@ -41,9 +44,11 @@ class Replica:
         keep_grpc_local()
         self._config = config
         self._engine: Engine = make_engine(config.engine.implementation)
+        self._accounts = Accounts()
         self._report: EngineReport | None = None
         self._report_period_s = REPORT_PERIOD_S
         self._reporting: asyncio.Task[None] | None = None
+        self._showing: asyncio.Task[None] | None = None
         self._telling = asyncio.Lock()
         try:
             await self._start()
@@ -67,8 +72,20 @@ class Replica:
         with _phase("verify"):
             self._report = report
             await self._tell_planner()
+        self._observe(report)
         line = capacity_line(self._answer.decision, report, self._offer.inputs.capabilities.version)
         logger.log(logging.ERROR if self._differences() else logging.INFO, "%s", line)
+
+    def _observe(self, report: EngineReport) -> None:
+        context = serve.get_replica_context()
+        gauges = ReplicaMetrics(
+            app=context.app_name,
+            model=self._offer.model_name,
+            pool=self._offer.pool,
+            replica=context.replica_id.unique_id,
+        )
+        self._observation = Observation(self._engine, self._accounts, report, gauges)
+        self._showing = keep_showing(lambda: self._observation.show(self._answer))
 
     def _make_offer(self, pair: Pair, inputs: PlanInputs) -> ReplicaOffer:
         return ReplicaOffer(
@@ -155,11 +172,18 @@ class Replica:
             "kv_tokens": 0 if self._report is None else self._report.kv_tokens,
         }
 
+    async def record_autoscaling_stats(self) -> dict[str, float]:
+        """Live figures for `deployments.autoscaling.policy`; Ray Serve asks every second."""
+        return await self._observation.autoscaling_stats()
+
     async def __del__(self) -> None:
         await self._stop()
 
     async def _stop(self) -> None:
         """Ends the engine by its own means; safe to repeat."""
+        if self._showing is not None:
+            self._showing.cancel()
+            self._showing = None
         if self._reporting is not None:
             self._reporting.cancel()
             self._reporting = None

@@ -71,7 +71,13 @@ REQUESTS = _gauge(
     "Requests now. In the engine: running, waiting. At the ingress (pool is empty): queued.",
     "state",
 )
-REJECTED = _counter("requests_rejected", "requests", "Requests that were answered 503, by reason.", "app", "reason")
+REJECTED = _counter(
+    "requests_rejected",
+    "requests",
+    "Requests answered 503: full (no room in time, or too many wait), no_replica.",
+    "app",
+    "reason",
+)
 PLAN_REJECTIONS = _counter("plan_rejections", "offers", "Offers of replicas that got no plan.", "model", "pool")
 PLANNER_STARTS = _counter("planner_starts", "starts", "Starts of the planner; each above the first is a restart.")
 

@@ -17,7 +17,12 @@ class WaitingRequest(Protocol):
 
     @property
     def tokens(self) -> int:
-        """Its expected length, prompt and output."""
+        """Expected length of one sequence, prompt and output."""
+        ...
+
+    @property
+    def sequences(self) -> int:
+        """That it runs at once; 0 if it holds no KV, but needs a replica all the same."""
         ...
 
 
@@ -83,6 +88,7 @@ class Queue:
     """Requests of one model that wait at the ingress, all within one octave of length.
 
     Attributes:
+        requests: sequences, where a request has several.
         tokens: of all of them, prompt and output.
         longest: tokens of the longest.
     """
@@ -106,8 +112,8 @@ def ingress_stats(waiting: Iterable[WaitingRequest]) -> dict[str, float]:
     """
     queues: dict[tuple[str, int], Queue] = {}
     for request in waiting:
-        tokens = max(1, request.tokens)
-        one = Queue(requests=1, tokens=tokens, longest=tokens)
+        tokens, sequences = max(1, request.tokens), max(1, request.sequences)
+        one = Queue(requests=sequences, tokens=sequences * tokens, longest=tokens)
         key = (request.model, tokens.bit_length())
         queues[key] = queues[key] + one if key in queues else one
     # Never empty: Ray Serve drops an empty answer, and an ingress without a queue would look like a silent one.

@@ -8,6 +8,8 @@ from ray.serve.config import AutoscalingConfig, AutoscalingPolicy
 
 from deployments.autoscaling.facts import PoolFacts
 from deployments.autoscaling.policy import IngressPolicy, PoolPolicy
+from deployments.fleet import PlannedPool
+from hybrid_serve.plan.search import contexts_of
 
 FIGURES_PERIOD_S = 2.0
 """Seconds between two reports of a replica to the controller."""
@@ -16,24 +18,49 @@ WINDOW_S = 6.0
 """Seconds of points that a report holds. Policies read the newest alone."""
 
 
-def pool_autoscaling(
-    name: str, facts: Sequence[PoolFacts], *, utilisation: float, start_patience_s: float, **bounds: Any
-) -> AutoscalingConfig:
-    """For the deployment of pool `name`; `facts` of all pools that serve its model.
+def facts_of(planned: PlannedPool, utilisation: float) -> PoolFacts:
+    """What the controller needs to know of a pool."""
+    inputs, pool = planned.inputs, planned.config.pool
+    most: float = inputs.settings.max_num_seqs
+    if pool.target_ongoing_requests is not None:
+        most = pool.target_ongoing_requests / utilisation
+    known: dict[str, Any] = {
+        "name": pool.name,
+        "model": str(planned.config.model.name),
+        "cost": pool.cost,
+        "max_requests": most,
+        "typical_tokens": sum(tokens * weight for tokens, weight in contexts_of(inputs)),
+    }
+    plan = planned.decision.plan
+    if plan is None:
+        return PoolFacts.guessed(planned.sizing.concurrency, **known)
+    return PoolFacts.planned(plan, inputs, **known)
 
-    `bounds`: min_replicas, max_replicas, upscale_delay_s, downscale_delay_s of AutoscalingConfig.
+
+def pool_autoscaling(
+    name: str,
+    facts: Sequence[PoolFacts],
+    *,
+    utilisation: float,
+    margin: float,
+    start_patience_s: float,
+    **options: Any,
+) -> AutoscalingConfig:
+    """For the deployment of pool `name`; `facts` of all pools of its model.
+
+    `options`: min_replicas, max_replicas, upscale_delay_s, downscale_delay_s, ... of AutoscalingConfig.
     """
-    (model,) = {one.model for one in facts if one.name == name}
     policy = AutoscalingPolicy(
         policy_function=PoolPolicy,
         policy_kwargs={
             "pool": name,
-            "pools": [one.to_json() for one in facts if one.model == model],
+            "pools": [one.to_json() for one in facts],
             "utilisation": utilisation,
+            "margin": margin,
             "start_patience_s": start_patience_s,
         },
     )
-    return _config(policy, **bounds)
+    return _config(policy, **options)
 
 
 def ingress_autoscaling(num_replicas: int) -> AutoscalingConfig:

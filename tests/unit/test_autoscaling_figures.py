@@ -14,15 +14,17 @@ from deployments.autoscaling.figures import (
     replica_figures,
 )
 from deployments.autoscaling.shared import FRESH_S, AppFigures, Series, newest
+from deployments.config import AppConfig
+from deployments.fleet import plan_model
 from hybrid_serve.plan.capacity import request_blocks
-from hybrid_serve.plan.decide import decide
-from tests.demo_app import demo_offer
+from tests.demo_app import app_values
 
 
 @dataclass(frozen=True)
 class Waiting:
     model: str
     tokens: int
+    sequences: int = 1
 
 
 @dataclass(frozen=True)
@@ -34,13 +36,17 @@ class Point:
 
 
 def test_a_queue_travels_by_model_and_octave_of_length() -> None:
-    stats = ingress_stats([Waiting("a", 100), Waiting("a", 120), Waiting("a", 5_000), Waiting("org/b|c", 100)])
+    stats = ingress_stats([Waiting("a", 100), Waiting("a", 120), Waiting("a", 5_000, 3), Waiting("org/b|c", 100)])
     assert all(isinstance(value, float) for value in stats.values())
     assert queues_from_stats(stats) == {
         ("a", 7): Queue(requests=2, tokens=220, longest=120),
-        ("a", 13): Queue(requests=1, tokens=5_000, longest=5_000),
+        ("a", 13): Queue(requests=3, tokens=15_000, longest=5_000),
         ("org/b|c", 7): Queue(requests=1, tokens=100, longest=100),
     }
+
+
+def test_a_request_that_holds_no_kv_waits_too() -> None:
+    assert queues_from_stats(ingress_stats([Waiting("a", 0, 0)])) == {("a", 1): Queue(requests=1, tokens=1, longest=1)}
 
 
 def test_an_empty_queue_is_told_too() -> None:
@@ -68,17 +74,20 @@ def test_a_replicas_figures_travel_and_an_incomplete_report_says_nothing() -> No
 
 @pytest.mark.parametrize("tokens", [1, 15, 16, 17, 512, 2047, 2048])
 def test_facts_count_blocks_as_the_planner_does(pair_folder: Path, tokens: int) -> None:
-    offer = demo_offer(pair_folder)
-    plan = decide(offer.inputs, "best").plan
+    (planned,) = plan_model(AppConfig.model_validate(app_values(pair_folder)).served[0]).pools
+    plan, inputs = planned.decision.plan, planned.inputs
     assert plan is not None
-    facts = PoolFacts.planned(
-        plan, offer.inputs, name="cpu", model="demo", cost=1.0, max_requests=16, typical_tokens=512
-    )
+    facts = PoolFacts.planned(plan, inputs, name="cpu", model="demo", cost=1.0, max_requests=16, typical_tokens=512)
     assert PoolFacts.from_json(facts.to_json()) == facts
-    assert facts.blocks_of(tokens) == request_blocks(plan, offer.inputs, tokens)
-    assert facts.kv_tokens_of(tokens) == pytest.approx(facts.blocks_of(tokens) / plan.num_blocks * plan.kv_tokens)
+    share = request_blocks(plan, inputs, tokens) / plan.num_blocks
+    assert facts.kv_tokens_of(tokens) == pytest.approx(share * plan.kv_tokens)
     half = facts.with_kv_tokens(facts.kv_tokens / 2)
     assert half.num_blocks == plan.num_blocks / 2 and half.kv_tokens_of(tokens) == facts.kv_tokens_of(tokens)
+
+
+def test_of_a_pool_without_a_plan_typical_requests_are_known() -> None:
+    facts = PoolFacts.guessed(8, name="p", model="m", cost=1.0, max_requests=8, typical_tokens=500)
+    assert facts.kv_tokens == 4_000 and facts.kv_tokens_of(123) == 123
 
 
 def test_only_a_replicas_newest_time_counts() -> None:

@@ -15,6 +15,7 @@ from deployments.autoscaling import shared
 from deployments.autoscaling.facts import PoolFacts
 from deployments.autoscaling.figures import ReplicaFigures, ingress_stats
 from deployments.autoscaling.options import ingress_autoscaling, pool_autoscaling
+from hybrid_serve.plan.group_need import GroupNeed
 
 
 def facts(name: str, cost: float, kv_tokens: float, model: str = "m") -> PoolFacts:
@@ -27,19 +28,19 @@ def facts(name: str, cost: float, kv_tokens: float, model: str = "m") -> PoolFac
         num_blocks=kv_tokens / 16,
         max_requests=100,
         typical_tokens=1_600,
-        fixed_blocks=0,
-        groups=((16, 0, 0),),
+        groups=(GroupNeed(kind="full", block_size=16, window=None, fixed_blocks=0, kept_tokens=None),),
     )
 
 
 CHEAP, DEAR = facts("cheap", 1.0, 16_000), facts("dear", 9.0, 64_000)
-FLEET = (CHEAP, DEAR, facts("other", 0.1, 1e9, model="n"))
+FLEET = (CHEAP, DEAR)
 
 
 @dataclass(frozen=True)
 class Waiting:
     model: str
     tokens: int
+    sequences: int = 1
 
 
 class App:
@@ -50,10 +51,16 @@ class App:
         self._policies = {
             pool.name: self._policy(
                 pool_autoscaling(
-                    pool.name, FLEET, utilisation=0.8, start_patience_s=600.0, min_replicas=0, max_replicas=4
+                    pool.name,
+                    FLEET,
+                    utilisation=0.8,
+                    margin=0.1,
+                    start_patience_s=600.0,
+                    min_replicas=0,
+                    max_replicas=4,
                 )
             )
-            for pool in FLEET[:2]
+            for pool in FLEET
         }
         self._policies["ingress"] = self._policy(ingress_autoscaling(1))
         self._stamp = 0.0

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Iterator
+from itertools import pairwise
 
 import pytest
 from ray.serve._private.autoscaling_state import AutoscalingStateManager
@@ -71,7 +72,7 @@ class Controller:
 
 def pool(facts: PoolFacts, **bounds: float) -> AutoscalingConfig:
     options = {"min_replicas": 0, "max_replicas": 4, "upscale_delay_s": 5.0, "downscale_delay_s": 20.0, **bounds}
-    return pool_autoscaling(facts.name, [CHEAP, DEAR], utilisation=0.8, start_patience_s=600.0, **options)
+    return pool_autoscaling(facts.name, [CHEAP, DEAR], utilisation=0.8, margin=0.1, start_patience_s=600.0, **options)
 
 
 @pytest.fixture
@@ -119,7 +120,7 @@ def test_less_comes_after_the_downscale_delay_the_dearest_first(controller: Cont
         load(controller, 0, {})
         targets = controller.tick()
         history.append((targets["cheap"], targets["dear"]))
-    changes = [at for before, at in zip(history, history[1:], strict=False) if at != before]
+    changes = [at for before, at in pairwise(history) if at != before]
     assert changes == [(4, 0), (1, 0), (0, 0)], "Ray Serve goes to zero from one only"
     assert history.index((4, 0)) >= 19 and history.index((1, 0)) >= history.index((4, 0)) + 20
 
