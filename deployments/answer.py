@@ -4,7 +4,7 @@ import logging
 from collections.abc import AsyncIterator
 
 from ray.exceptions import RayError
-from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError, RayServeException
+from ray.serve.exceptions import BackPressureError, RayServeException
 
 from deployments.openai_errors import end_stream_with_error, send_error
 from deployments.routing.admission import Overloaded

@@ -92,7 +92,7 @@ class RoutingConfig(Section):
     """How requests are spread over replicas."""
 
     sticky_margin: float = light(
-        0.15,
+        0.25,
         "Share of a replica's KV blocks, 0 to 1: by how much more it may be in use than the emptiest one, and still be "
         "given the prompts whose beginning it has.",
         ge=0,

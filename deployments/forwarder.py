@@ -21,7 +21,7 @@ RETRIES = 2
 
 
 class Forwarder:
-    """Forwards each request to a replica of the model that it names, and streams back what the engine's own app answers.
+    """Forwards each request to a replica of its model, and streams back what the engine's own app answers.
 
     What it answers itself: a body over the limit (413), a model that is not served (404, in vLLM's words), a fleet that
     is full (503 with Retry-After), a request that takes too long (504), a replica that fails in the middle (an error

@@ -1,7 +1,7 @@
 """The ingress deployment: it builds a `Forwarder` over the pools of every model, and takes its limits."""
 
 import logging
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from ray import serve
@@ -9,6 +9,7 @@ from ray.serve.handle import DeploymentHandle
 
 from deployments.autoscaling.figures import ingress_stats
 from deployments.forwarder import Forwarder
+from deployments.limits import Limits
 from deployments.local_grpc import keep_grpc_local
 from deployments.metrics import IngressMetrics
 from deployments.observation import keep_showing
@@ -16,21 +17,6 @@ from deployments.routing.boards import board_of
 from deployments.routing.service import ModelService
 
 logger = logging.getLogger("ray.serve")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Limits:
-    """What the ingress lets through; `user_config` of its deployment, see `deployments.config`."""
-
-    max_body: int
-    request_timeout_s: float
-    max_queued_requests: int
-    max_queue_s: float
-    retries: int
-    sticky_margin: float
-
-    def to_user_config(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,6 @@ from typing import Any
 
 from ray import serve
 
-from deployments.asgi import run_app
 from deployments.capacity_line import capacity_line
 from deployments.config import ReplicaConfig
 from deployments.engines import make_engine
@@ -20,12 +19,16 @@ from deployments.metrics import ReplicaMetrics
 from deployments.observation import Observation, keep_showing
 from deployments.pair import Pair, inputs_for, read_pair, source_of
 from deployments.routing.accounts import Accounts
+from deployments.routing.facts import ReplicaFacts
+from deployments.routing.ticket import Ticket
+from deployments.serving import serve_request
 from hybrid_serve.engine.base import Engine, EngineConfig, EngineStartError, Message
 from hybrid_serve.facts.hub import materialise
 from hybrid_serve.facts.probe import measure_device
 from hybrid_serve.negotiation import client as planner
 from hybrid_serve.negotiation.book import REPORT_PERIOD_S
 from hybrid_serve.negotiation.offer import ReplicaOffer
+from hybrid_serve.plan.group_need import group_needs
 from hybrid_serve.plan.inputs import PlanInputs
 from hybrid_serve.plan.kv_plan import EngineReport, differences
 from hybrid_serve.plan.verdict import Impossible
@@ -117,6 +120,7 @@ class Replica:
             settings=self._offer.inputs.settings,
             plan=chosen.plan,
             engine_args=dict(self._config.engine.vllm_args),
+            needs=group_needs(chosen.plan, self._offer.inputs),
         )
 
     async def _keep_reporting(self) -> None:
@@ -129,12 +133,9 @@ class Replica:
         async with self._telling:
             await planner.report(self._offer, self._answer, self._report)
 
-    async def handle(self, scope: dict[str, Any], body: bytes) -> AsyncGenerator[Message]:
-        """One HTTP request in the engine's app: its ASGI messages, unbatched.
-
-        Closing or cancelling this generator aborts the request in the engine.
-        """
-        async with aclosing(run_app(self._engine.app, scope, body)) as messages:
+    async def handle(self, scope: dict[str, Any], body: bytes, ticket: Ticket | None = None) -> AsyncGenerator[Message]:
+        """One HTTP request in the engine's app: its ASGI messages, see `deployments.serving.serve_request`."""
+        async with aclosing(serve_request(self._engine, self._accounts, scope, body, ticket)) as messages:
             async for message in messages:
                 yield message
 
@@ -144,6 +145,7 @@ class Replica:
         return {
             "replica_id": self._offer.replica_id,
             "engine": asdict(stats),
+            "reserved": self._accounts.reserved,
             "report": None if self._report is None else self._report.to_json(),
             "plan_source": self._answer.source,
             "plan_note": self._answer.note,
@@ -162,15 +164,29 @@ class Replica:
         await self._engine.check_health()
 
     def record_replica_metadata(self) -> dict[str, Any]:
-        """Static facts for request routers."""
-        plan = self._answer.decision.plan
-        return {
-            "pool": self._offer.pool,
-            "model_name": self._offer.model_name,
-            "plan_id": None if plan is None else plan.plan_id,
-            "num_blocks": 0 if self._report is None else self._report.num_blocks,
-            "kv_tokens": 0 if self._report is None else self._report.kv_tokens,
-        }
+        """Static facts for request routers: `deployments.routing.facts.ReplicaFacts`."""
+        plan, report, inputs = self._answer.decision.plan, self._report, self._offer.inputs
+        assert plan is not None and report is not None, "a replica that is ready has a plan and its engine's report"
+        return ReplicaFacts(
+            pool=self._offer.pool,
+            model_name=self._offer.model_name,
+            plan_id=plan.plan_id,
+            num_blocks=report.num_blocks,
+            kv_tokens=report.kv_tokens,
+            max_model_len=inputs.settings.max_model_len,
+            max_num_seqs=inputs.settings.max_num_seqs,
+            reuses_prefixes=self._engine.reuses_prefixes,
+            groups=group_needs(plan, inputs),
+        ).to_metadata()
+
+    async def record_routing_stats(self) -> dict[str, Any]:
+        """Live facts for request routers; Ray Serve asks every `routing.stats_period_s`."""
+        try:
+            await self._engine.check_health()
+            healthy = True
+        except EngineStartError:
+            healthy = False
+        return self._accounts.report(await self._engine.stats(), healthy=healthy).to_stats()
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
         """Live figures for `deployments.autoscaling.policy`; Ray Serve asks every second."""

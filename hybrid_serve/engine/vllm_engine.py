@@ -143,8 +143,8 @@ class VLLMEngine:
 class _NoServer:
     """Stands where vLLM's launcher keeps its uvicorn server.
 
-    vLLM's handler for an engine that died tells the server to exit, and only then writes its answer. Here Ray Serve ends
-    the replica, once `check_health` says why.
+    vLLM's handler for an engine that died tells the server to exit, and only then writes its answer. Here Ray Serve
+    ends the replica, once `check_health` says why.
     """
 
     should_exit = False
