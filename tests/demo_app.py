@@ -6,6 +6,7 @@ from typing import Any
 from deployments.config import AppConfig
 from deployments.pair import Pair, inputs_for, read_pair
 from hybrid_serve.facts.device import DeviceFacts
+from hybrid_serve.negotiation.agreement import DeclaredPool, FleetFacts
 from hybrid_serve.negotiation.offer import ReplicaOffer
 
 GIB = 2**30
@@ -38,12 +39,22 @@ def demo_offer(folder: Path, replica_id: str = "r1", **engine: Any) -> ReplicaOf
     """What a replica of `app_values` offers."""
     config = AppConfig.model_validate(app_values(folder, **engine))
     pair = demo_pair(config)
+    inputs = inputs_for(config, pair, CPU)
+    drafter = pair.drafter.fingerprint if pair.drafter else None
     return ReplicaOffer(
         replica_id=replica_id,
         pool=config.pool.name,
         model_name=str(config.model.name),
         target_fingerprint=pair.target.fingerprint,
-        drafter_fingerprint=pair.drafter.fingerprint if pair.drafter else None,
-        inputs=inputs_for(config, pair, CPU),
+        drafter_fingerprint=drafter,
+        inputs=inputs,
         policy=config.engine.policy,
+        fleet=FleetFacts.of(
+            model_name=str(config.model.name),
+            target_fingerprint=pair.target.fingerprint,
+            drafter_fingerprint=drafter,
+            max_model_len=config.engine.max_model_len,
+            policy=config.engine.policy,
+            pools=[DeclaredPool(name=config.pool.name, inputs=inputs, known=True)],
+        ),
     )

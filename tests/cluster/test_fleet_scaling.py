@@ -127,7 +127,7 @@ def test_a_replica_that_is_taken_away_finishes_its_streams_and_gets_no_new_ones(
     app: App, cluster: Cluster, clients: ThreadPoolExecutor
 ) -> None:
     with watched() as history:
-        # Seven fit in the dear replica only together with the six of the cheap pool; short ones make room for long ones.
+        # Twelve need the dear replica beside the two cheap ones; the four long ones after them do not.
         first = [clients.submit(stream, app, 100) for _ in range(12)]
         until(lambda: history.steps[-1] == (2, 1), seconds=40)
         until(lambda: running("dear"), seconds=40)
