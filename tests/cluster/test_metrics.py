@@ -2,7 +2,8 @@
 
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -67,17 +68,14 @@ def test_every_documented_metric_is_exported_and_no_other(app: App, pair_folder:
 
 def hopeless_offer(folder: Path) -> Any:
     """Of a replica with too little memory for a single request."""
-    offer = demo_offer(folder, replica_id="hopeless")
-    return replace(offer, inputs=replace(offer.inputs, settings=replace(offer.inputs.settings, kv_memory_bytes=2**16)))
+    return demo_offer(folder, replica_id="hopeless", kv_memory="64KiB")
 
 
 def overload(app: App) -> None:
     """Asks for more at once than runs and waits, so that one request at least is answered 503."""
-    with httpx.Client(timeout=60) as client:
-        import concurrent.futures
-
-        with concurrent.futures.ThreadPoolExecutor(40) as pool:
-            url, body = f"{app.url}/v1/chat/completions", chat(max_tokens=40)
+    with httpx.Client(timeout=60, limits=httpx.Limits(max_connections=None)) as client:
+        url, body = f"{app.url}/v1/chat/completions", chat(max_tokens=40)
+        with ThreadPoolExecutor(40) as pool:
             statuses = list(pool.map(lambda _: client.post(url, json=body).status_code, range(40)))
     assert set(statuses) == {200, 503}
 
