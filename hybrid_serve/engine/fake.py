@@ -142,6 +142,11 @@ class FakeEngine:
         if self._stopped or self._sick:
             raise EngineStartError(self._sick or "the fake engine was stopped")
 
+    def die(self, reason: str) -> None:
+        """As vLLM's engine does when its core process ends."""
+        self._sick = reason
+        self._died.set()
+
     async def stop(self) -> None:
         self._stopped = True
 
@@ -154,8 +159,7 @@ class FakeEngine:
         elif route == ("POST", "/v1/chat/completions"):
             await self._chat(receive, send)
         elif route == ("POST", "/fake/sick"):
-            self._sick = "the fake engine was made sick"
-            self._died.set()
+            self.die("the fake engine was made sick")
             await _respond(send, 200, b"")
         else:
             await _respond_json(send, 404, {"detail": "Not Found"})
@@ -189,9 +193,11 @@ class FakeEngine:
             if work.done():
                 work.result()
         finally:
+            broken_off = dead.done() and not work.done()
             for task in (work, gone, dead):
                 task.cancel()
-        if dead.done() and not work.done():
+            await asyncio.gather(work, return_exceptions=True)
+        if broken_off:
             await self._break_off(send, request)
 
     def _read(self, body: bytes) -> _Request:
