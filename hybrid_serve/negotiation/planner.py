@@ -1,6 +1,7 @@
 """The planner actor: one per cluster, detached, restarted by Ray if it dies."""
 
 import logging
+import os
 import time
 from typing import Any
 
@@ -85,6 +86,7 @@ class Planner:
             "agreements": [agreement.to_json() for agreement in self._book.agreements()],
             "overrides": self._kept.all_overrides(),
             "starts": self._kept.starts,
+            "pid": os.getpid(),
             "forgotten_silent": forgotten.silent,
             "forgotten_for_space": forgotten.for_space,
             "integrity": self._integrity(),
