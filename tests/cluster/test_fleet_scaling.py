@@ -1,15 +1,19 @@
 """Autoscaling on a real Ray, with fake engines: cheapest pool first up, dearest first down, and no request lost."""
 
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
+import ray
 from ray import serve
+from ray.exceptions import RayError
+from ray.serve._private.constants import SERVE_CONTROLLER_NAME, SERVE_NAMESPACE
 
 from deployments.config import AppConfig
 from tests.cluster.conftest import App, Cluster, chat, until
@@ -127,16 +131,37 @@ def test_a_replica_that_is_taken_away_finishes_its_streams_and_gets_no_new_ones(
     app: App, cluster: Cluster, clients: ThreadPoolExecutor
 ) -> None:
     with watched() as history:
-        # Twelve need the dear replica beside the two cheap ones; the four long ones after them do not.
+        # Twelve need the dear replica beside the two cheap ones; the five long ones that outlast them do not.
         first = [clients.submit(stream, app, 100) for _ in range(12)]
-        until(lambda: history.steps[-1] == (2, 1), seconds=40)
         until(lambda: running("dear"), seconds=40)
-        long = [clients.submit(stream, app, 400) for _ in range(4)]
-        assert [each.result(timeout=120) for each in first] == [100] * 12
+        long = [clients.submit(stream, app, 400) for _ in range(5)]
         until(lambda: history.steps[-1][1] == 0, seconds=60)
-        draining = not all(each.done() for each in long)
-        assert [each.result(timeout=120) for each in long] == [400] * 4
-    assert draining, "the streams were over before the dear replica was taken away"
+        assert not all(each.done() for each in long), "the streams were over before the dear replica was taken away"
+        meanwhile = clients.submit(stream, app, 5)
+        assert meanwhile.result(timeout=30) == 5
+        assert [each.result(timeout=120) for each in first] == [100] * 12
+        assert [each.result(timeout=120) for each in long] == [400] * 5
+    until(lambda: not running("dear"), seconds=20)
+    waited = re.findall(r"to shut down: (\d+) ongoing requests", cluster.replica_log("dear"))
+    assert any(int(requests) > 0 for requests in waited), "the dear replica had nothing to finish"
+
+
+def test_a_controller_that_is_killed_comes_back_and_takes_nothing_away_that_is_in_use(
+    app: App, clients: ThreadPoolExecutor
+) -> None:
+    until(lambda: targets() == {"cheap": 0, "dear": 0}, seconds=60)
+    streams = [clients.submit(stream, app, 500) for _ in range(4)]
+    until(lambda: targets()["cheap"] == 2, seconds=40)
+    until(lambda: running("cheap"), seconds=40)
+    ray.kill(ray.get_actor(SERVE_CONTROLLER_NAME, SERVE_NAMESPACE), no_restart=False)
+    seen = set()
+    while not any(each.done() for each in streams):
+        with suppress(RayError):
+            seen.add((targets()["cheap"], targets()["dear"]))
+        time.sleep(0.1)
+    assert seen == {(2, 0)}
+    assert [each.result(timeout=120) for each in streams] == [500] * 4
+    until(lambda: targets() == {"cheap": 0, "dear": 0}, seconds=60)
 
 
 def running(pool: str) -> bool:

@@ -1,9 +1,7 @@
 """Ray's own Prometheus endpoint shows every documented metric, no other, and forgets replicas that stopped."""
 
-import re
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,33 +14,9 @@ from hybrid_serve import metrics
 from hybrid_serve.negotiation.planner import ACTOR_NAME, NAMESPACE
 from tests.cluster.conftest import App, Cluster, chat, until
 from tests.demo_app import app_values, demo_offer
+from tests.prometheus import Sample, of_pool, scraped
 
 pytestmark = pytest.mark.cluster
-
-LINE = re.compile(r"^(?P<name>ray_hybrid_serve_\w+)\{(?P<labels>.*)\} (?P<value>\S+)$")
-
-
-@dataclass(frozen=True)
-class Sample:
-    name: str
-    labels: dict[str, str]
-    value: float
-
-
-def scraped() -> list[Sample]:
-    """Samples of ours from every node's agent."""
-    found = []
-    for node in ray.nodes():
-        url = f"http://{node['NodeManagerAddress']}:{node['MetricsExportPort']}/metrics"
-        for line in httpx.get(url, timeout=10).text.splitlines():
-            if match := LINE.match(line):
-                labels = dict(re.findall(r'(\w+)="([^"]*)"', match["labels"]))
-                found.append(Sample(match["name"], labels, float(match["value"])))
-    return found
-
-
-def of_pool(pool: str, name: str) -> list[Sample]:
-    return [each for each in scraped() if each.labels.get("pool") == pool and each.name == f"ray_hybrid_serve_{name}"]
 
 
 @pytest.fixture(scope="module")
