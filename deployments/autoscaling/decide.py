@@ -143,6 +143,11 @@ def lay_out(pools: Sequence[Pool], demands: Sequence[Demand], utilisation: float
     return Layout(replicas=used, unplaced=unplaced)
 
 
+def fits(tokens: float, kv_tokens: float) -> bool:
+    """True if `kv_tokens` hold `tokens`; a request of all blocks fits, however its share of them was rounded."""
+    return tokens <= kv_tokens * (1 + _EPSILON)
+
+
 def share_of_replica(pool: Pool, demand: Demand, utilisation: float) -> float | None:
     """The share of a replica that one request takes; None if a replica can't hold it.
 
@@ -150,9 +155,9 @@ def share_of_replica(pool: Pool, demand: Demand, utilisation: float) -> float | 
     how many fit beside each other: of requests that take 0.6 of a replica each has one to itself.
     """
     tokens = demand.kv_tokens.get(pool.name)
-    if tokens is None or tokens > pool.kv_tokens:
+    if tokens is None or not fits(tokens, pool.kv_tokens):
         return None
-    beside_each_other = floor(pool.kv_tokens / tokens) if tokens > 0 else ceil(pool.max_requests)
+    beside_each_other = floor(pool.kv_tokens / tokens + _EPSILON) if tokens > 0 else ceil(pool.max_requests)
     of_tokens = min(1.0, tokens / (utilisation * pool.kv_tokens))
     of_requests = min(1.0, 1 / (utilisation * pool.max_requests))
     return max(of_tokens, of_requests, 1 / max(1, beside_each_other))

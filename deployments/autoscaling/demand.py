@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from deployments.autoscaling.decide import Demand, Pool
+from deployments.autoscaling.decide import Demand, Pool, fits
 from deployments.autoscaling.facts import PoolFacts
 from deployments.autoscaling.figures import Queue, ReplicaFigures
 from deployments.autoscaling.shared import PoolNow
@@ -51,7 +51,7 @@ def demands_of(
 def waiting(pools: Sequence[PoolFacts], queue: Queue) -> Demand:
     """Requests that hold nothing yet. They fit where the longest of them does."""
     mean = queue.tokens / queue.requests
-    fitting = [pool for pool in pools if pool.kv_tokens_of(queue.longest) <= pool.kv_tokens]
+    fitting = [pool for pool in pools if fits(pool.kv_tokens_of(queue.longest), pool.kv_tokens)]
     return Demand(requests=queue.requests, kv_tokens={pool.name: pool.kv_tokens_of(mean) for pool in fitting})
 
 
@@ -66,7 +66,7 @@ def held(pools: Sequence[PoolFacts], replicas: Sequence[ReplicaFigures]) -> list
             continue
         requests = max(1.0, replica.requests)
         least = max(replica.largest_kv_tokens, replica.held_kv_tokens / requests)
-        fitting = tuple(pool.name for pool in pools if least <= pool.kv_tokens)
+        fitting = tuple(pool.name for pool in pools if fits(least, pool.kv_tokens))
         before = sums.get(fitting, (0.0, 0.0))
         sums[fitting] = (before[0] + requests, before[1] + replica.held_kv_tokens)
     return [
