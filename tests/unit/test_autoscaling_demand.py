@@ -96,6 +96,7 @@ def test_a_pool_that_was_not_seen_takes_no_demand() -> None:
 
 @pytest.mark.parametrize("blocks", range(3, 200, 7))
 def test_a_request_that_takes_all_blocks_of_a_replica_fits_and_takes_one_replica(blocks: int) -> None:
-    facts = replace(SMALL, groups=(FULL,), num_blocks=blocks, kv_tokens=blocks * 97 + 1)
-    demand = waiting([facts], Queue(requests=1, tokens=blocks * 100, longest=blocks * 100))
-    assert share_of_replica(pool_of(facts, NOW), demand, 0.8) == 1.0
+    planned = replace(SMALL, groups=(FULL,), num_blocks=317, kv_tokens=30_119)
+    seen = replace(NOW, replicas=(replica(0, 0, kv_tokens=blocks * 30_119 / 317),))
+    (demand,) = demands_of([planned], {"small": seen}, [Queue(requests=1, tokens=blocks * 100, longest=blocks * 100)])
+    assert share_of_replica(pool_of(planned, seen), demand, 0.8) == 1.0
