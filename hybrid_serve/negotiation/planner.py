@@ -78,7 +78,7 @@ class Planner:
 
     async def status(self) -> dict[str, Any]:
         """Everything the planner knows, as plain values. `integrity` is empty unless the book contradicts itself."""
-        entries, forgotten = self._book.entries(), self._book.forgotten()
+        entries, counts = self._book.entries(), self._book.counts()
         self._keep()
         return {
             "replicas": [entry.to_json() for entry in entries],
@@ -87,8 +87,9 @@ class Planner:
             "overrides": self._kept.all_overrides(),
             "starts": self._kept.starts,
             "pid": os.getpid(),
-            "forgotten_silent": forgotten.silent,
-            "forgotten_for_space": forgotten.for_space,
+            "refusals": counts.refusals,
+            "forgotten_silent": counts.silent,
+            "forgotten_for_space": counts.for_space,
             "integrity": self._integrity(),
         }
 
