@@ -3,7 +3,8 @@
 import logging
 from collections.abc import AsyncIterator
 
-from ray.exceptions import RayError
+from grpc import RpcError
+from ray.exceptions import RayError, RayTaskError
 from ray.serve.exceptions import BackPressureError, RayServeException
 
 from deployments.openai_errors import end_stream_with_error, send_error
@@ -13,8 +14,15 @@ from hybrid_serve.engine.base import Message, Send
 
 logger = logging.getLogger("ray.serve")
 
-REPLICA_FAILED = (RayError, RayServeException, ReplicaUnavailable)
-"""The replica, or the way to it, failed: another replica may serve the request."""
+
+def replica_failed(error: Exception) -> bool:
+    """True if the replica, or the way to it, failed, so that another one may serve the request.
+
+    An exception of the app in the replica is none: it would come again on every replica.
+    """
+    if isinstance(error, RayTaskError) and not isinstance(error, ReplicaUnavailable):
+        return False
+    return isinstance(error, (RayError, RayServeException, ReplicaUnavailable, RpcError))
 
 
 class Answer:
@@ -50,10 +58,10 @@ class Answer:
             await self._say(str(error), "ServiceUnavailableError", 503, error.retry_after_s)
         elif isinstance(error, BackPressureError):
             await self._say(f"No replica takes the request now: {error}", "ServiceUnavailableError", 503)
-        elif isinstance(error, REPLICA_FAILED) and not self.started:
+        elif replica_failed(error) and not self.started:
             logger.error("no replica answered: %s", last_line(error))
             await self._say("No replica could serve this request now.", "ServiceUnavailableError", 503)
-        elif isinstance(error, REPLICA_FAILED):
+        elif replica_failed(error):
             logger.error("a replica failed while it answered: %s", last_line(error))
             await self._say("The replica that answered this request failed.", "InternalServerError", 502)
         else:

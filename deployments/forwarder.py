@@ -5,7 +5,7 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from deployments.answer import REPLICA_FAILED, Answer, last_line
+from deployments.answer import Answer, last_line, replica_failed
 from deployments.asgi import plain_scope
 from deployments.http_body import BodyTooLarge, parsed_body, read_body
 from deployments.model_list import list_models
@@ -118,10 +118,13 @@ class Forwarder:
             messages = None
             try:
                 messages = service.call(reservation, need, scope, body)
-                await answer.relay(messages)
+                async with service.in_flight.watched(reservation):
+                    await answer.relay(messages)
                 messages = None
                 return
-            except REPLICA_FAILED as error:
+            except Exception as error:
+                if not replica_failed(error):
+                    raise
                 service.board.suspect(reservation.replica_id)
                 if answer.started or attempt == self.retries:
                     raise

@@ -170,6 +170,7 @@ class Replica:
             max_model_len=inputs.settings.max_model_len,
             max_num_seqs=inputs.settings.max_num_seqs,
             reuses_prefixes=self._engine.reuses_prefixes,
+            drain_s=self._config.pool.graceful_shutdown_timeout_s,
             groups=group_needs(plan, inputs),
         ).to_metadata()
 

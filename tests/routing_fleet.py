@@ -36,6 +36,7 @@ def facts(num_blocks: int, **other: Any) -> ReplicaFacts:
         "max_model_len": 8192,
         "max_num_seqs": 10_000,
         "reuses_prefixes": True,
+        "drain_s": 60.0,
         "groups": HYBRID,
     }
     return ReplicaFacts(**{**values, **other})

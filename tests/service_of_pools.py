@@ -37,9 +37,9 @@ class Pool:
         return self.responses[-1]
 
 
-def service_of(name: str, *, blocks: int = 1000, **pools: Pool) -> ModelService:
+def service_of(name: str, *, blocks: int = 1000, drain_s: float = 60.0, **pools: Pool) -> ModelService:
     """A model with one replica of `blocks` KV blocks in each pool; the replica is named as its pool."""
     fleet = Fleet()
     for pool in pools:
-        fleet.with_pool(pool, {pool: facts(blocks, pool=pool)})
+        fleet.with_pool(pool, {pool: facts(blocks, pool=pool, drain_s=drain_s)})
     return ModelService(name, pools, fleet.board)

@@ -2,11 +2,11 @@
 
 import time
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from deployments.routing.entry import Entry
-from deployments.routing.facts import ReplicaFacts, ReplicaLoad
+from deployments.routing.facts import ReplicaFacts, ReplicaLoad, Shape
 from deployments.routing.need import BYTES_PER_TOKEN, OUTPUT_TOKENS, Estimates, RequestNeed
 from deployments.routing.prefix import PrefixIndex
 from deployments.routing.shares import Shares
@@ -49,14 +49,16 @@ class Reservation:
     tokens: int
 
 
-@dataclass
-class _Candidate:
+class _Candidate(NamedTuple):
+    """A replica that has room, and the blocks that the request would hold there."""
+
     entry: Entry
     blocks: int
-    fullness: float = field(init=False)
 
-    def __post_init__(self) -> None:
-        self.fullness = (self.entry.used_blocks + self.blocks) / self.entry.facts.num_blocks
+    @property
+    def fullness(self) -> float:
+        """Of the replica, with the request."""
+        return (self.entry.used_blocks + self.blocks) / self.entry.facts.num_blocks
 
 
 class Board:
@@ -89,17 +91,24 @@ class Board:
         self._prefixes = PrefixIndex()
         self._shares = Shares()
         self._listeners: list[Callable[[int], None]] = []
+        self._replica_listeners: list[Callable[[str, float | None], None]] = []
 
     def listen(self, on_room: Callable[[int], None]) -> None:
         """`on_room(tokens)` is called when there may be more room: `tokens` were released, or 0 for other reasons."""
         self._listeners.append(on_room)
 
+    def listen_to_replicas(self, on_replica: Callable[[str, float | None], None]) -> None:
+        """`on_replica(name, drain_s)` is called when a replica leaves, with the seconds that it gets to end what it
+        runs, and with None when it comes (back)."""
+        self._replica_listeners.append(on_replica)
+
     def update(self, pool: str, replicas: Mapping[str, Known]) -> None:
         """The running replicas of a pool, all of them: those not in `replicas` have gone (or drain) and get nothing."""
         now = self._clock()
         for gone in [name for name, entry in self._entries.items() if entry.pool == pool and name not in replicas]:
-            del self._entries[gone]
+            drain_s = self._entries.pop(gone).facts.drain_s
             self._shares.forget(gone)
+            self._tell_of_replica(gone, drain_s)
         for name, known in replicas.items():
             entry = self._entries.get(name)
             if entry is None:
@@ -108,6 +117,7 @@ class Board:
                 entry.own_blocks = sum(held.blocks for held in mine)
                 entry.own_sequences = sum(held.sequences for held in mine)
                 entry.own_passing = sum(not held.sequences for held in mine)
+                self._tell_of_replica(name, None)
             entry.take(known.load, known.limit, self.ingress_id)
             if entry.suspect_since is not None and entry.reported_again and now - entry.suspect_since >= self.suspect_s:
                 entry.suspect_since = None
@@ -137,11 +147,12 @@ class Board:
         """Replicas that could hold the request if they were empty, whatever they are doing now."""
         if not need.sequences:
             return frozenset(self._entries)
-        return frozenset(name for name, entry in self._entries.items() if entry.blocks(need) is not None)
+        alike: dict[Shape, int] = {}
+        return frozenset(name for name, entry in self._entries.items() if entry.blocks(need, alike) is not None)
 
     def never_fits(self, need: RequestNeed) -> bool:
         """True if there are replicas, and none could ever hold the request."""
-        return bool(self._entries) and not self.holders(need)
+        return bool(self._entries) and all(entry.blocks(need) is None for entry in self._entries.values())
 
     def reserve(self, need: RequestNeed, closed: Collection[str] = ()) -> Reservation | None:
         """Room for a request now, on a replica outside `closed`; None if there is none."""
@@ -149,9 +160,10 @@ class Board:
         if not need.sequences:
             return self._pass(serving)
         candidates: dict[str, _Candidate] = {}
+        alike: dict[Shape, int] = {}  # replicas of one plan hold equally many blocks of a sequence
         for entry in serving:
             if entry.name not in closed:
-                blocks = entry.blocks(need)
+                blocks = entry.blocks(need, alike)
                 if blocks is not None and entry.has_room(blocks, entry.sequences(need)):
                     candidates[entry.name] = _Candidate(entry, blocks)
         if not candidates:
@@ -215,6 +227,10 @@ class Board:
     def _tell(self, tokens: int) -> None:
         for on_room in self._listeners:
             on_room(tokens)
+
+    def _tell_of_replica(self, name: str, drain_s: float | None) -> None:
+        for on_replica in self._replica_listeners:
+            on_replica(name, drain_s)
 
     def _serves(self, entry: Entry) -> bool:
         since = entry.suspect_since

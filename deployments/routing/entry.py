@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from deployments.routing.facts import ReplicaFacts, ReplicaLoad
+from deployments.routing.facts import ReplicaFacts, ReplicaLoad, Shape
 from deployments.routing.need import RequestNeed
 
 
@@ -72,14 +72,20 @@ class Entry:
         """Sequences of a request that run at once here; the engine queues the others itself."""
         return min(need.sequences, self.most_sequences)
 
-    def blocks(self, need: RequestNeed) -> int | None:
+    def blocks(self, need: RequestNeed, known: dict[Shape, int] | None = None) -> int | None:
         """Blocks that a request holds here; None if this replica could not hold one of its sequences when empty.
 
-        Of a request with more sequences than fit at once, all blocks.
+        Of a request with more sequences than fit at once, all blocks. `known` keeps what was computed for replicas of
+        the same shape; it is for one request.
         """
-        if need.prompt_tokens >= self.facts.max_model_len:
+        facts = self.facts
+        if need.prompt_tokens >= facts.max_model_len:
             return None
-        each = self.facts.blocks(min(need.tokens, self.facts.max_model_len))
+        each = None if known is None else known.get(facts.shape)
+        if each is None:
+            each = facts.blocks(min(need.tokens, facts.max_model_len))
+            if known is not None:
+                known[facts.shape] = each
         if each > self.facts.num_blocks:
             return None
         return min(each * self.sequences(need), self.facts.num_blocks)

@@ -9,6 +9,9 @@ from typing import Any
 from hybrid_serve.plan.capacity import ceil_div
 from hybrid_serve.plan.group_need import GroupNeed
 
+Shape = tuple[int, tuple[tuple[int, int, int], ...], int]
+"""(blocks that every sequence holds, ((block_size, kept tokens, groups), ...), max_model_len)."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class ReplicaFacts:
@@ -21,6 +24,7 @@ class ReplicaFacts:
         max_model_len: longest request in tokens.
         max_num_seqs: sequences that run at once.
         reuses_prefixes: the engine caches prefixes, so where a prompt goes matters.
+        drain_s: seconds that it gets to end what it runs when it is stopped.
         groups: needs of the plan's KV groups.
     """
 
@@ -32,6 +36,7 @@ class ReplicaFacts:
     max_model_len: int
     max_num_seqs: int
     reuses_prefixes: bool
+    drain_s: float
     groups: tuple[GroupNeed, ...]
 
     def to_metadata(self) -> dict[str, Any]:
@@ -45,6 +50,7 @@ class ReplicaFacts:
             "max_model_len": self.max_model_len,
             "max_num_seqs": self.max_num_seqs,
             "reuses_prefixes": self.reuses_prefixes,
+            "drain_s": self.drain_s,
             "groups": [group.to_json() for group in self.groups],
         }
 
@@ -65,19 +71,19 @@ class ReplicaFacts:
         return facts
 
     @cached_property
-    def _by_shape(self) -> tuple[int, tuple[tuple[int, int, int], ...]]:
-        """(blocks that every request holds, ((block_size, kept tokens, groups alike), ...)): groups are often alike."""
+    def shape(self) -> Shape:
+        """What decides the blocks of a sequence: groups are often alike, and so are replicas."""
         fixed = sum(group.fixed_blocks for group in self.groups)
         shapes = Counter(
             (group.block_size, self.max_model_len if group.kept_tokens is None else group.kept_tokens)
             for group in self.groups
             if group.kind != "mamba"
         )
-        return fixed, tuple((size, kept, count) for (size, kept), count in shapes.items())
+        return fixed, tuple((size, kept, count) for (size, kept), count in shapes.items()), self.max_model_len
 
     def blocks(self, tokens: int) -> int:
         """KV blocks that one sequence of `tokens` tokens, at most max_model_len, holds here."""
-        fixed, shapes = self._by_shape
+        fixed, shapes, _ = self.shape
         return fixed + sum(count * ceil_div(min(tokens, kept), size) for size, kept, count in shapes)
 
 

@@ -4,6 +4,7 @@ from typing import Any
 
 from deployments.routing.admission import Admission
 from deployments.routing.board import Board, Reservation
+from deployments.routing.in_flight import InFlight
 from deployments.routing.need import NO_KV, RequestNeed, generates, need_of
 from deployments.routing.ticket import Ticket
 
@@ -16,6 +17,7 @@ class ModelService:
         self.name = name
         self.board = board
         self.admission = Admission(board)
+        self.in_flight = InFlight(board)
         self._pools = pools
 
     def need(self, method: str, path: str, body: Any) -> RequestNeed:

@@ -1,4 +1,4 @@
-"""Routing over three pools of unlike capacity, on a real Ray with fake engines: shares, prefixes, fullness, failures."""
+"""Routing over three pools of unlike capacity, on a real Ray: shares, prefixes, fullness, failures."""
 
 import asyncio
 import json
@@ -15,7 +15,7 @@ import pytest
 from ray import serve
 
 from deployments.config import AppConfig
-from tests.cluster.conftest import App, until
+from tests.cluster.conftest import App, pids_of, until
 from tests.demo_app import app_values
 
 pytestmark = pytest.mark.cluster
@@ -46,12 +46,6 @@ def engine_of(pool: str) -> dict[str, Any]:
     return engine
 
 
-def pid_of(pool: str) -> int:
-    details = serve.context._get_global_client().get_serve_details()
-    (replica,) = details["applications"]["default"]["deployments"][pool]["replicas"]
-    return int(replica["pid"])
-
-
 def body(prompt: str = "Hello", **values: Any) -> dict[str, Any]:
     return {"model": "demo", "messages": [{"role": "user", "content": prompt}], **values}
 
@@ -80,7 +74,7 @@ def test_400_requests_of_mixed_length_are_shared_out_by_capacity(fleet: App) -> 
     before = {pool: engine_of(pool)["finished_requests"] for pool in MEMORY}
     blocks = {pool: stats_of(pool)["report"]["num_blocks"] for pool in MEMORY}
     lengths = (20, 100, 400, 900)
-    bodies = [body("x" * lengths[i % 4], max_tokens=8 + i % 7) for i in range(400)]
+    bodies = [body(f"{i} " + "x" * lengths[i % 4], max_tokens=8 + i % 7) for i in range(400)]
     answers = asyncio.run(ask_all(fleet.url, bodies, at_once=16))
     assert {answer.status_code for answer in answers} == {200}
     served = {pool: engine_of(pool)["finished_requests"] - before[pool] for pool in MEMORY}
@@ -147,7 +141,7 @@ def test_requests_that_a_killed_replica_has_not_begun_to_answer_are_served_by_an
             asking = asyncio.ensure_future(ask_all(app.url, bodies, at_once=24))
             await asyncio.sleep(0.8)
             assert (await asyncio.to_thread(engine_of, "middle"))["running"] > 5
-            os.kill(await asyncio.to_thread(pid_of, "middle"), signal.SIGKILL)
+            os.kill(*await asyncio.to_thread(pids_of, "middle"), signal.SIGKILL)
             return await asking
 
         answers = asyncio.run(kill_under_load())
@@ -166,7 +160,7 @@ def test_streams_of_a_killed_replica_end_with_an_error_event_and_those_of_others
             asking = asyncio.ensure_future(ask_all(app.url, bodies, at_once=16))
             await asyncio.sleep(1.0)
             running = (await asyncio.to_thread(engine_of, "middle"))["running"]
-            os.kill(await asyncio.to_thread(pid_of, "middle"), signal.SIGKILL)
+            os.kill(*await asyncio.to_thread(pids_of, "middle"), signal.SIGKILL)
             return await asking, running
 
         answers, lost = asyncio.run(kill_under_load())

@@ -6,17 +6,25 @@ from collections.abc import AsyncGenerator
 from typing import Any
 
 import pytest
-from ray.exceptions import ActorDiedError, ActorUnavailableError
+from ray.exceptions import ActorDiedError, ActorUnavailableError, RayTaskError
 
 from deployments.forwarder import Forwarder
+from deployments.routing.board import Known
+from deployments.routing.facts import ReplicaLoad
 from deployments.routing.ticket import ReplicaUnavailable, Ticket
 from hybrid_serve.engine.base import Message
 from tests.asgi_client import Exchange, exchange, http_scope
+from tests.routing_fleet import facts
 from tests.service_of_pools import Pool, service_of
 from tests.unit.test_fake_engine import CHAT, request
 
 JSON = [(b"content-type", b"application/json")]
-FAILURES = (ActorDiedError(), ActorUnavailableError("gone", None), ReplicaUnavailable("the engine died"))
+FAILURES = (
+    ActorDiedError(),
+    ActorUnavailableError("gone", None),
+    ReplicaUnavailable("the engine died"),
+    RayTaskError("handle", "Traceback", ReplicaUnavailable("the engine died")).as_instanceof_cause(),
+)
 
 
 def says(value: Any) -> Any:
@@ -80,6 +88,15 @@ async def test_no_more_replicas_are_tried_than_allowed() -> None:
     assert sum(len(pool.tickets) for pool in pools.values()) == 4
 
 
+async def test_a_request_that_breaks_the_app_is_not_taken_from_replica_to_replica() -> None:
+    error = RayTaskError("handle", "Traceback", LookupError("inside")).as_instanceof_cause()
+    pools = {name: Pool(fails(error)) for name in "abc"}
+    service = service_of("demo", **pools)
+    told = await exchange(Forwarder({"demo": service}), CHAT, request())
+    assert told.status == 500 and sum(len(pool.tickets) for pool in pools.values()) == 1
+    assert len(service.board.free_tokens()) == 3, "nobody became suspect"
+
+
 async def test_an_error_of_the_engines_app_is_passed_on_and_not_retried() -> None:
     async def refuse(scope: dict[str, Any], body: bytes, ticket: Ticket) -> AsyncGenerator[Message]:
         yield {"type": "http.response.start", "status": 400, "headers": JSON}
@@ -123,6 +140,36 @@ async def test_a_client_that_leaves_the_queue_leaves_nothing_behind() -> None:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
     assert service.board.reserved == 0 and service.admission.queued_requests == 0
+
+
+@pytest.mark.parametrize("comes_back", [True, False])
+async def test_a_stream_that_falls_silent_ends_once_its_replica_has_left_and_drained(
+    comes_back: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("deployments.routing.in_flight.AFTER_DRAIN_S", 0.02)
+    silence = asyncio.Event()
+
+    async def fall_silent(scope: dict[str, Any], body: bytes, ticket: Ticket) -> AsyncGenerator[Message]:
+        yield {"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"text/event-stream")]}
+        yield {"type": "http.response.body", "body": b"data: 1\n\n", "more_body": True}
+        await silence.wait()
+        yield {"type": "http.response.body", "body": b"data: [DONE]\n\n", "more_body": False}
+
+    pool = Pool(fall_silent)
+    service = service_of("demo", pool=pool, drain_s=0.02)
+    task = asyncio.ensure_future(exchange(Forwarder({"demo": service}), CHAT, request(stream=True)))
+    await asyncio.sleep(0.01)
+    replicas = {"pool": Known(facts(1000), ReplicaLoad(), 10_000)}
+    service.board.update("pool", {})
+    if comes_back:
+        service.board.update("pool", replicas)
+    await asyncio.sleep(0.08)
+    assert task.done() is not comes_back
+    silence.set()
+    told = await task
+    events = told.body.decode().strip().split("\n\n")
+    assert events[-1] == "data: [DONE]" and len(events) == (2 if comes_back else 3)
+    assert service.board.reserved == 0 and pool.responses[0].cancelled is not comes_back
 
 
 async def test_the_ticket_tells_the_replica_what_is_reserved() -> None:
