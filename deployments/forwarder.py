@@ -106,7 +106,7 @@ class Forwarder:
         except Exception as error:
             if not answer.started and isinstance(error, Overloaded):
                 self._on_rejected("full")
-            elif not answer.started and isinstance(error, REPLICA_FAILED):
+            elif not answer.started and replica_failed(error):
                 self._on_rejected("no_replica")
             await answer.fail(error)
 
