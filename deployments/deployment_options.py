@@ -4,11 +4,12 @@ from dataclasses import asdict
 from typing import Any
 
 from ray._private.accelerators.nvidia_gpu import NvidiaGPUAcceleratorManager
-from ray.serve.config import AutoscalingConfig, RequestRouterConfig
+from ray.serve.config import RequestRouterConfig
 from ray.serve.schema import LoggingConfig
 
+from deployments.autoscaling.options import facts_of, ingress_autoscaling, pool_autoscaling
 from deployments.config import AppConfig
-from deployments.fleet import PlannedPool
+from deployments.fleet import PlannedModel, PlannedPool
 from deployments.limits import Limits
 from deployments.pool_config import PoolConfig
 from hybrid_serve.facts.catalogue import gpu
@@ -22,9 +23,9 @@ ACCELERATOR_LABEL = "ray.io/accelerator-type"
 _ONE_LOOP = {"RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0", "RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP": "0"}
 
 
-def pool_options(planned: PlannedPool, config: AppConfig) -> dict[str, Any]:
-    """Options of one pool's deployment."""
-    pool, sizing = planned.config.pool, planned.sizing
+def pool_options(planned: PlannedPool, model: PlannedModel, config: AppConfig) -> dict[str, Any]:
+    """Options of one pool's deployment, which is one of the model's."""
+    pool, sizing, scaling = planned.config.pool, planned.sizing, config.scaling
     return {
         "name": pool.name,
         "ray_actor_options": actor_options(pool, planned.inputs.settings.tensor_parallel_size),
@@ -34,7 +35,12 @@ def pool_options(planned: PlannedPool, config: AppConfig) -> dict[str, Any]:
             request_router_kwargs={"model": planned.config.model.name},
             request_routing_stats_period_s=config.routing.stats_period_s,
         ),
-        "autoscaling_config": AutoscalingConfig(
+        "autoscaling_config": pool_autoscaling(
+            pool.name,
+            [facts_of(one, scaling.utilisation) for one in model.pools],
+            utilisation=scaling.utilisation,
+            margin=scaling.margin,
+            start_patience_s=scaling.start_patience_s,
             min_replicas=pool.min_replicas,
             max_replicas=pool.max_replicas,
             target_ongoing_requests=sizing.target_ongoing_requests,
@@ -94,7 +100,7 @@ def ingress_options(config: AppConfig) -> dict[str, Any]:
     )
     return {
         "ray_actor_options": {"num_cpus": config.ingress.num_cpus, "runtime_env": {"env_vars": _ONE_LOOP}},
-        "num_replicas": config.ingress.num_replicas,
+        "autoscaling_config": ingress_autoscaling(config.ingress.num_replicas),
         "max_ongoing_requests": config.ingress.max_ongoing_requests,
         "logging_config": LoggingConfig(enable_access_log=config.ingress.access_log),
         "user_config": asdict(limits),

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from deployments.answer import Answer, last_line, replica_failed
@@ -10,6 +10,7 @@ from deployments.asgi import plain_scope
 from deployments.http_body import BodyTooLarge, parsed_body, read_body
 from deployments.model_list import list_models
 from deployments.openai_errors import send_error
+from deployments.routing.admission import Overloaded
 from deployments.routing.need import RequestNeed
 from deployments.routing.service import ModelService
 from hybrid_serve.engine.base import Receive, Scope, Send
@@ -32,11 +33,19 @@ class Forwarder:
         retries: further replicas that a request is given to if one fails before the first byte of its answer.
     """
 
-    def __init__(self, services: Mapping[str, ModelService], *, check_model: bool = True) -> None:
-        """`check_model=False` leaves names that are not in `services` to the first one's vLLM."""
+    def __init__(
+        self,
+        services: Mapping[str, ModelService],
+        *,
+        check_model: bool = True,
+        on_rejected: Callable[[str], None] = lambda reason: None,
+    ) -> None:
+        """`check_model=False` leaves names that are not in `services` to the first one's vLLM. `on_rejected` is told
+        the reason of each 503: `full` or `no_replica`."""
         self._services = dict(services)
         self._first = next(iter(self._services.values()))
         self._check_model = check_model
+        self._on_rejected = on_rejected
         self.max_body = 32 * 2**20
         self.request_timeout_s = 3600.0
         self.retries = RETRIES
@@ -95,6 +104,10 @@ class Forwarder:
         except TimeoutError:
             await answer.time_out(self.request_timeout_s)
         except Exception as error:
+            if not answer.started and isinstance(error, Overloaded):
+                self._on_rejected("full")
+            elif not answer.started and replica_failed(error):
+                self._on_rejected("no_replica")
             await answer.fail(error)
 
     async def _serve(

@@ -7,9 +7,12 @@ from typing import Any
 from ray import serve
 from ray.serve.handle import DeploymentHandle
 
+from deployments.autoscaling.figures import ingress_stats
 from deployments.forwarder import Forwarder
 from deployments.limits import Limits
 from deployments.local_grpc import keep_grpc_local
+from deployments.metrics import IngressMetrics
+from deployments.observation import keep_showing
 from deployments.routing.boards import board_of
 from deployments.routing.service import ModelService
 
@@ -22,6 +25,15 @@ class Queued:
 
     requests: int
     tokens: int
+
+
+@dataclass(frozen=True)
+class WaitingHere:
+    """One request of a model that waits in this ingress, see `deployments.autoscaling.figures.WaitingRequest`."""
+
+    model: str
+    tokens: int
+    sequences: int
 
 
 class Ingress:
@@ -39,10 +51,23 @@ class Ingress:
             board = board_of(context.app_name, name)
             board.ingress_id = context.replica_id.unique_id
             self._services[name] = ModelService(name, {pool: _calls(handle) for pool, handle in pools.items()}, board)
-        self._forwarder = Forwarder(self._services, check_model=check_model)
+        metrics = IngressMetrics(app=context.app_name, replica=context.replica_id.unique_id)
+        self._forwarder = Forwarder(self._services, check_model=check_model, on_rejected=metrics.rejected)
+        self._showing = keep_showing(lambda: self._show_queue(metrics))
 
     async def __serve_build_asgi_app__(self) -> Forwarder:
         return self._forwarder
+
+    async def _show_queue(self, metrics: IngressMetrics) -> None:
+        metrics.show_queue({name: queue.requests for name, queue in self.queued().items()})
+
+    def record_autoscaling_stats(self) -> dict[str, float]:
+        """What waits here, for `deployments.autoscaling.policy`; Ray Serve asks every second."""
+        return ingress_stats(
+            WaitingHere(name, need.tokens, need.sequences)
+            for name, service in self._services.items()
+            for need in service.admission.waiting()
+        )
 
     def queued(self) -> dict[str, Queued]:
         """Model name -> what waits here for room."""

@@ -15,6 +15,8 @@ from deployments.capacity_line import capacity_line
 from deployments.config import ReplicaConfig
 from deployments.engines import make_engine
 from deployments.local_grpc import keep_grpc_local
+from deployments.metrics import ReplicaMetrics
+from deployments.observation import Observation, keep_showing
 from deployments.pair import Pair, inputs_for, read_pair, source_of
 from deployments.routing.accounts import Accounts
 from deployments.routing.facts import ReplicaFacts
@@ -49,6 +51,7 @@ class Replica:
         self._report: EngineReport | None = None
         self._report_period_s = REPORT_PERIOD_S
         self._reporter: planner.Reporter | None = None
+        self._showing: asyncio.Task[None] | None = None
         try:
             await self._start()
         except BaseException:
@@ -72,8 +75,20 @@ class Replica:
         with _phase("verify"):
             self._report = report
             await self._reporter.started(report)
+        self._observe(report)
         line = capacity_line(self._answer.decision, report, self._offer.inputs.capabilities.version)
         logger.log(logging.ERROR if self._differences() else logging.INFO, "%s", line)
+
+    def _observe(self, report: EngineReport) -> None:
+        context = serve.get_replica_context()
+        gauges = ReplicaMetrics(
+            app=context.app_name,
+            model=self._offer.model_name,
+            pool=self._offer.pool,
+            replica=context.replica_id.unique_id,
+        )
+        self._observation = Observation(self._engine, self._accounts, report, gauges)
+        self._showing = keep_showing(lambda: self._observation.show(self._answer))
 
     def _make_offer(self, pair: Pair, inputs: PlanInputs) -> ReplicaOffer:
         return ReplicaOffer(
@@ -168,11 +183,18 @@ class Replica:
             healthy = False
         return self._accounts.report(await self._engine.stats(), healthy=healthy).to_stats()
 
+    async def record_autoscaling_stats(self) -> dict[str, float]:
+        """Live figures for `deployments.autoscaling.policy`; Ray Serve asks every second."""
+        return await self._observation.autoscaling_stats()
+
     async def __del__(self) -> None:
         await self._stop()
 
     async def _stop(self) -> None:
         """Ends the engine by its own means; safe to repeat."""
+        if self._showing is not None:
+            self._showing.cancel()
+            self._showing = None
         if self._reporter is not None:
             await self._reporter.stop()
         await self._engine.stop()

@@ -1,5 +1,6 @@
 """A replica's side of routing: which ingress holds what here, and what requests turned out to need."""
 
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -7,6 +8,7 @@ from dataclasses import dataclass
 from deployments.routing.facts import ReplicaLoad
 from deployments.routing.ticket import Ticket
 from hybrid_serve.engine.base import EngineStats
+from hybrid_serve.plan.capacity import ceil_div
 
 REMEMBERED_REQUESTS = 500
 """Measured means follow the traffic: at so many requests, those before count half."""
@@ -26,6 +28,7 @@ class Accounts:
 
     def __init__(self) -> None:
         self._held: dict[str, _Held] = {}
+        self._sizes: Counter[int] = Counter()
         self._reports = 0
         self._measured = Measurements()
 
@@ -38,9 +41,14 @@ class Accounts:
         held = self._held.setdefault(ticket.ingress_id, _Held())
         held.blocks += ticket.blocks
         held.sequences += ticket.sequences
+        size = ceil_div(ticket.blocks, ticket.sequences)
+        self._sizes[size] += 1
         try:
             yield
         finally:
+            self._sizes[size] -= 1
+            if not self._sizes[size]:
+                del self._sizes[size]
             held.blocks -= ticket.blocks
             held.sequences -= ticket.sequences
             if not held.sequences:
@@ -57,6 +65,11 @@ class Accounts:
     def reserved(self) -> dict[str, tuple[int, int]]:
         """Ingress id -> (blocks, sequences)."""
         return {ingress: (held.blocks, held.sequences) for ingress, held in self._held.items()}
+
+    @property
+    def largest_blocks(self) -> int:
+        """Of one sequence among the reservations; 0 without any."""
+        return max(self._sizes, default=0)
 
     def report(self, stats: EngineStats, *, healthy: bool) -> ReplicaLoad:
         """The next report to routers."""

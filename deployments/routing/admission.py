@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 
@@ -79,6 +79,10 @@ class Admission:
     def queued_tokens(self) -> int:
         """Estimated tokens, prompt and output, of the requests that wait."""
         return self._queued_tokens
+
+    def waiting(self) -> Iterator[RequestNeed]:
+        """What the requests that wait need, in their order."""
+        return (each.need for each in self._queue.values())
 
     async def admit(self, need: RequestNeed, *, again: bool = False) -> Reservation:
         """A reservation for the request, as soon as it is its turn; the caller releases it on the board.

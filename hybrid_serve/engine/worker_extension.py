@@ -5,6 +5,7 @@ module installs the plan's patch in the worker and makes the worker compare the 
 the plan before it allocates anything: if the engine core did not apply the plan, the start fails here.
 """
 
+from copy import copy
 from typing import Any
 
 from hybrid_serve.engine.additional import plan_in
@@ -48,13 +49,17 @@ def _check_before_allocation() -> None:
 def prefix_match_unit(vllm_config: Any, kv_cache_config: Any) -> int | None:
     """Tokens between two prefix hashes, by the function that the engine core takes them from; None if it makes none.
 
-    Of the configuration that this worker was handed, which has the engine core's groups.
+    Of the configuration that this worker was handed, which has the engine core's groups. The core sets the
+    configuration's block size to the smallest of its groups' first (v1/engine/core.py, _initialize_kv_caches).
     """
     from vllm.v1.core.kv_cache_utils import resolve_kv_cache_block_sizes
 
     if not vllm_config.cache_config.enable_prefix_caching:
         return None
-    _, unit = resolve_kv_cache_block_sizes(kv_cache_config, vllm_config)
+    as_in_core = copy(vllm_config)
+    as_in_core.cache_config = copy(vllm_config.cache_config)
+    as_in_core.cache_config.block_size = min(g.kv_cache_spec.block_size for g in kv_cache_config.kv_cache_groups)
+    _, unit = resolve_kv_cache_block_sizes(kv_cache_config, as_in_core)
     return int(unit)
 
 

@@ -45,11 +45,12 @@ class Terms:
     measured: dict[str, PlanInputs] = field(default_factory=dict)
 
 
-class Forgotten(NamedTuple):
-    """Entries that were dropped: because their replicas fell silent, and because the book was full."""
+class Counts(NamedTuple):
+    """Since the book began: entries dropped because their replicas fell silent, and because it was full; refusals."""
 
     silent: int
     for_space: int
+    refusals: int
 
 
 class Book:
@@ -74,7 +75,7 @@ class Book:
         self._refused: dict[tuple[str, str, str, str], Refused] = {}
         self._terms = {(a.model_name, a.generation): Terms(used_at=clock(), agreement=a) for a in agreements}
         self._swept_at = clock()
-        self._silent = self._for_space = 0
+        self._silent = self._for_space = self._refusals = 0
 
     def negotiate(self, offer: ReplicaOffer) -> PlanAnswer:
         """Plan for the offer and remember it. A second offer of the same replica replaces the first.
@@ -136,9 +137,9 @@ class Book:
         """Those that are fixed: what to keep, and to make the next book with."""
         return tuple(terms.agreement for terms in self._terms.values() if terms.agreement is not None)
 
-    def forgotten(self) -> Forgotten:
-        """How many entries were dropped since the book began."""
-        return Forgotten(self._silent, self._for_space)
+    def counts(self) -> Counts:
+        """What happened since the book began."""
+        return Counts(self._silent, self._for_space, self._refusals)
 
     def check_integrity(self) -> None:
         """Raises AssertionError if the book contradicts itself: bounds, agreements, and every answer derived again."""
@@ -212,6 +213,7 @@ class Book:
     def _remember_refusal(self, offer: ReplicaOffer, answer: PlanAnswer) -> None:
         key = (offer.model_name, offer.fleet.generation, offer.pool, answer.refusal)
         before = self._refused.pop(key, None)
+        self._refusals += 1
         self._refused[key] = Refused(
             replica_id=offer.replica_id,
             pool=offer.pool,

@@ -1,6 +1,7 @@
 """The planner actor: one per cluster, detached, restarted by Ray if it dies."""
 
 import logging
+import os
 import time
 from typing import Any
 
@@ -9,6 +10,7 @@ from ray.actor import ActorHandle
 
 from hybrid_serve.negotiation.book import Book
 from hybrid_serve.negotiation.kept import Kept
+from hybrid_serve.negotiation.metrics import PlannerMetrics
 from hybrid_serve.negotiation.offer import PlanAnswer, ReplicaOffer
 from hybrid_serve.negotiation.store import MemoryStore, RayStore, Store
 from hybrid_serve.plan.kv_plan import EngineReport
@@ -33,6 +35,7 @@ class Planner:
         self._kept = Kept(store or MemoryStore())
         self._kept.count_start()
         self._book = Book(time.monotonic, agreements=self._kept.agreements)
+        self._metrics = PlannerMetrics()
 
     async def ping(self) -> str:
         return "pong"
@@ -43,6 +46,7 @@ class Planner:
         self._keep()
         if answer.refusal:
             logger.warning("replica %s is refused: %s", offer.replica_id, answer.refusal)
+            self._metrics.rejected(offer)
         return answer
 
     async def report(
@@ -74,7 +78,7 @@ class Planner:
 
     async def status(self) -> dict[str, Any]:
         """Everything the planner knows, as plain values. `integrity` is empty unless the book contradicts itself."""
-        entries, forgotten = self._book.entries(), self._book.forgotten()
+        entries, counts = self._book.entries(), self._book.counts()
         self._keep()
         return {
             "replicas": [entry.to_json() for entry in entries],
@@ -82,8 +86,10 @@ class Planner:
             "agreements": [agreement.to_json() for agreement in self._book.agreements()],
             "overrides": self._kept.all_overrides(),
             "starts": self._kept.starts,
-            "forgotten_silent": forgotten.silent,
-            "forgotten_for_space": forgotten.for_space,
+            "pid": os.getpid(),
+            "refusals": counts.refusals,
+            "forgotten_silent": counts.silent,
+            "forgotten_for_space": counts.for_space,
             "integrity": self._integrity(),
         }
 

@@ -14,6 +14,7 @@ from deployments.config import AppConfig
 from deployments.loading import load_config
 from hybrid_serve.demo.corpus import held_out_prompts
 from tests.cluster.conftest import App, chat, leave_after_first_event, pids_of, until
+from tests.prometheus import of_pool
 
 pytestmark = pytest.mark.cluster
 
@@ -65,6 +66,14 @@ def test_the_drafters_guesses_are_accepted(app: App) -> None:
     app.openai.completions.create(model="demo", prompt=PROMPT, max_tokens=64, temperature=0)
     stats = app.stats()["engine"]
     assert stats["accepted_tokens"] > 0 and len(stats["accepted_per_position"]) == 7
+
+
+def test_how_much_is_accepted_shows_at_the_metrics_endpoint(app: App) -> None:
+    app.openai.completions.create(model="demo", prompt=PROMPT, max_tokens=64, temperature=0)
+    stats = app.stats()["engine"]
+    mean = 1 + stats["accepted_tokens"] / stats["drafts"]
+    until(lambda: [each.value for each in of_pool("cpu", "mean_acceptance_length")] == [pytest.approx(mean)])
+    assert mean > 1 and [each.value for each in of_pool("cpu", "accepted_tokens")] == [stats["accepted_tokens"]]
 
 
 def test_what_vllm_adds_to_the_api_is_there(app: App) -> None:

@@ -4,7 +4,7 @@
 
 Keys: policy ("best" | "stock"), drafter (bool), prompts (how many of the 50 held-out ones, greedy), max_tokens, tokens
 (K), plan_tokens (K that the plan is made for, to hand the engine a wrong plan), worker_extension_cls, kv_memory,
-prefix_caching, eager, temperature, context (tokens the plan is made for).
+prefix_caching, prefix_match_unit, eager, temperature, context (tokens the plan is made for).
 """
 
 import asyncio
@@ -63,7 +63,7 @@ async def run(task: dict[str, Any]) -> dict[str, Any]:
         drafter_path=str(DRAFT_DIR) if drafter else None,
         target=target,
         drafter=drafter,
-        settings=settings,
+        settings=replace(settings, prefix_match_unit=task.get("prefix_match_unit")),
         plan=decision.plan,
         engine_args=extra,
     )

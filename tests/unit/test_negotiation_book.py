@@ -68,6 +68,13 @@ def test_unlike_pools_get_unlike_plans_of_one_length(book: Book) -> None:
     book.check_integrity()
 
 
+def test_cards_of_one_pool_with_unlike_memory_are_planned_by_what_they_measured(book: Book) -> None:
+    plans = [book.negotiate(offer_of(FLEET, "big", f"r{gib}", gib=gib)).decision.plan for gib in (40, 80)]
+    assert [plan.kv_memory_bytes for plan in plans if plan] == [40 << 30, 80 << 30]
+    assert plans[0] is not None and plans[1] is not None and 2 * plans[0].num_blocks <= plans[1].num_blocks
+    book.check_integrity()
+
+
 def test_a_second_offer_of_a_replica_replaces_the_first(book: Book, offer: ReplicaOffer) -> None:
     first = book.negotiate(offer)
     book.record(offer, first, report_of(first))
@@ -262,7 +269,7 @@ def test_a_silent_running_replica_is_forgotten(book: Book, offer: ReplicaOffer, 
     clock.now += FORGET_RUNNING_AFTER_S
     assert len(book.entries()) == 1
     clock.now += 1
-    assert book.entries() == () and book.forgotten().silent == 1
+    assert book.entries() == () and book.counts().silent == 1
 
 
 def test_a_replica_that_died_between_asking_and_reporting_is_forgotten_later(
@@ -295,7 +302,7 @@ def test_beyond_the_limit_the_longest_silent_goes_first_and_is_counted(clock: Cl
         book.negotiate(offer_of(FLEET, "big", f"r{index}"))
         book.check_integrity()
     assert [entry.offer.replica_id for entry in book.entries()] == ["r2", "r3", "r4"]
-    assert book.forgotten().for_space == 2
+    assert book.counts().for_space == 2
 
 
 def test_refusals_are_bounded_and_equal_ones_are_one(book: Book) -> None:
@@ -306,6 +313,7 @@ def test_refusals_are_bounded_and_equal_ones_are_one(book: Book) -> None:
     for _ in range(5):
         book.negotiate(offer_of(FLEET, "small", "r2", drafter=RETRAINED))
     assert book.refused()[-1].times == 5 and len(book.refused()) == MAX_REFUSALS
+    assert book.counts().refusals == 3 * MAX_REFUSALS + 5
 
 
 def test_unused_agreements_are_bounded_and_those_in_use_stay(book: Book, clock: Clock) -> None:

@@ -5,7 +5,7 @@ import time
 import tracemalloc
 from dataclasses import replace
 
-from hybrid_serve.negotiation.book import MAX_ENTRIES, Book
+from hybrid_serve.negotiation.book import Book
 from hybrid_serve.negotiation.offer import ReplicaOffer
 from tests.cases import with_settings
 from tests.fleets import Clock, fleet_of, offer_of, problem, report_of
@@ -57,20 +57,23 @@ def test_a_thousand_heartbeats_take_less_than_a_tenth_of_their_period() -> None:
     assert time.process_time() - started < 0.5
 
 
-def test_a_book_that_is_full_is_bounded_in_bytes_too() -> None:
+def test_a_book_that_is_full_grows_no_further_and_is_small() -> None:
+    entries, beyond = 300, 200
     clock = Clock()
-    book = Book(clock)
-    asked = offers(MAX_ENTRIES + 200)
+    book = Book(clock, max_entries=entries)
+    asked = offers(entries + beyond)
     tracemalloc.start()
     try:
         for number, offer in enumerate(asked):
             clock.now += 0.001
             answer = book.negotiate(offer)
             book.record(offer, answer, report_of(answer), "i")
-            if number == MAX_ENTRIES // 2:
-                half = tracemalloc.get_traced_memory()[0]
-        full = tracemalloc.get_traced_memory()[0]
+            if number == entries - 1:
+                full = tracemalloc.get_traced_memory()[0]
+        after = tracemalloc.get_traced_memory()[0]
     finally:
         tracemalloc.stop()
-    assert len(book.entries()) == MAX_ENTRIES and book.forgotten().for_space == 200
-    assert full < BYTES_PER_REPLICA * MAX_ENTRIES, f"{full:,} bytes, {half:,} when half full"
+    assert len(book.entries()) == entries and book.counts().for_space == beyond
+    # What the searches remember is counted too: KEPT_DECISIONS of them at most.
+    assert full < BYTES_PER_REPLICA * entries, f"{full / entries:,.0f} bytes a replica"
+    assert after - full < BYTES_PER_REPLICA * beyond, f"{(after - full) / beyond:,.0f} bytes a replica beyond the limit"
