@@ -46,7 +46,7 @@ def build(config: AppConfig) -> Application:
     models = [plan_model(served) for served in config.served]
     if told := [_told(problem, model, models) for model in models for problem in model.problems]:
         raise AppError(told[0] if len(told) == 1 else f"{len(told)} problems:\n" + "\n".join(f"- {t}" for t in told))
-    services = {model.name: {pool.name: _deployment(pool, config) for pool in model.pools} for model in models}
+    services = {model.name: {pool.name: _deployment(pool, model, config) for pool in model.pools} for model in models}
     arguments = [pool.config.engine.vllm_args for model in models for pool in model.pools]
     check_model = not any("lora" in name for names in arguments for name in names)
     ingress = serve.deployment(serve.ingress()(Ingress)).options(name=INGRESS, **ingress_options(config))
@@ -57,5 +57,5 @@ def _told(problem: object, model: PlannedModel, models: list[PlannedModel]) -> s
     return str(problem) if len(models) == 1 else f"model {model.name}, {problem}"
 
 
-def _deployment(pool: PlannedPool, config: AppConfig) -> Application:
-    return serve.deployment(Replica).options(**pool_options(pool, config)).bind(pool.config)
+def _deployment(pool: PlannedPool, model: PlannedModel, config: AppConfig) -> Application:
+    return serve.deployment(Replica).options(**pool_options(pool, model, config)).bind(pool.config)

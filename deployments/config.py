@@ -29,6 +29,7 @@ __all__ = [
     "PoolConfig",
     "ReplicaConfig",
     "RoutingConfig",
+    "ScalingConfig",
     "ServedModel",
     "ServedPool",
     "WorkloadConfig",
@@ -91,13 +92,38 @@ class RoutingConfig(Section):
     """How requests are spread over replicas."""
 
     sticky_margin: float = light(
-        0.15,
+        0.25,
         "Share of a replica's KV blocks, 0 to 1: by how much more it may be in use than the emptiest one, and still be "
         "given the prompts whose beginning it has.",
         ge=0,
         le=1,
     )
     stats_period_s: float = restart(1.0, "Seconds between two reports of a replica's KV in use.", gt=0)
+
+
+class ScalingConfig(Section):
+    """When replicas are added and taken away. Bounds, delays and costs are the pools'."""
+
+    utilisation: float = light(
+        0.8,
+        "Share of a replica's KV tokens, 0 to 1, above which another is added: a new one takes a model load.",
+        gt=0,
+        le=1,
+    )
+    margin: float = light(
+        0.1, "By how much `utilisation` must be undercut by the rest before a replica is taken away.", ge=0, lt=1
+    )
+    start_patience_s: float = light(
+        600.0, "Seconds without a newcomer after which missing replicas are made up for by other pools.", gt=0
+    )
+
+    @field_validator("margin")
+    @classmethod
+    def _below_the_utilisation(cls, value: float, info: ValidationInfo) -> float:
+        utilisation = info.data.get("utilisation", 1.0)
+        if value >= utilisation:
+            raise ValueError(f"not below utilisation, which is {utilisation:g}: no replica would ever be taken away")
+        return value
 
 
 class IngressConfig(Section):
@@ -178,6 +204,7 @@ class AppConfig(Section):
     models: tuple[ServedModel, ...] = Field((), description="Several models, each with pools of its own.")
     limits: LimitsConfig = Field(default_factory=LimitsConfig, description="What the ingress lets through.")
     routing: RoutingConfig = Field(default_factory=RoutingConfig, description="How requests are spread.")
+    scaling: ScalingConfig = Field(default_factory=ScalingConfig, description="When replicas come and go.")
     ingress: IngressConfig = Field(default_factory=IngressConfig, description="The HTTP side.")
 
     _pools = field_validator("pools")(_one_of_pool_and_pools)

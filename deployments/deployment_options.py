@@ -1,13 +1,16 @@
 """What Ray Serve is told about each deployment: resources, placement, bounds."""
 
+from dataclasses import asdict
 from typing import Any
 
 from ray._private.accelerators.nvidia_gpu import NvidiaGPUAcceleratorManager
-from ray.serve.config import AutoscalingConfig
+from ray.serve.config import RequestRouterConfig
 from ray.serve.schema import LoggingConfig
 
+from deployments.autoscaling.options import facts_of, ingress_autoscaling, pool_autoscaling
 from deployments.config import AppConfig
-from deployments.fleet import PlannedPool
+from deployments.fleet import PlannedModel, PlannedPool
+from deployments.limits import Limits
 from deployments.pool_config import PoolConfig
 from hybrid_serve.facts.catalogue import gpu
 from hybrid_serve.negotiation.book import REPORT_PERIOD_S
@@ -20,15 +23,24 @@ ACCELERATOR_LABEL = "ray.io/accelerator-type"
 _ONE_LOOP = {"RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0", "RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP": "0"}
 
 
-def pool_options(planned: PlannedPool, config: AppConfig) -> dict[str, Any]:
-    """Options of one pool's deployment."""
-    pool, sizing = planned.config.pool, planned.sizing
+def pool_options(planned: PlannedPool, model: PlannedModel, config: AppConfig) -> dict[str, Any]:
+    """Options of one pool's deployment, which is one of the model's."""
+    pool, sizing, scaling = planned.config.pool, planned.sizing, config.scaling
     return {
         "name": pool.name,
         "ray_actor_options": actor_options(pool, planned.inputs.settings.tensor_parallel_size),
         "max_ongoing_requests": sizing.max_ongoing_requests,
-        "max_queued_requests": config.limits.max_queued_requests,
-        "autoscaling_config": AutoscalingConfig(
+        "request_router_config": RequestRouterConfig(
+            request_router_class="deployments.routing.router.CapacityRouter",
+            request_router_kwargs={"model": planned.config.model.name},
+            request_routing_stats_period_s=config.routing.stats_period_s,
+        ),
+        "autoscaling_config": pool_autoscaling(
+            pool.name,
+            [facts_of(one, scaling.utilisation) for one in model.pools],
+            utilisation=scaling.utilisation,
+            margin=scaling.margin,
+            start_patience_s=scaling.start_patience_s,
             min_replicas=pool.min_replicas,
             max_replicas=pool.max_replicas,
             target_ongoing_requests=sizing.target_ongoing_requests,
@@ -78,18 +90,18 @@ def label_selector(pool: PoolConfig) -> dict[str, str]:
 
 def ingress_options(config: AppConfig) -> dict[str, Any]:
     """Options of the ingress's deployment."""
-    limits = config.limits
+    limits = Limits(
+        max_body=config.limits.max_body,
+        request_timeout_s=config.limits.request_timeout_s,
+        max_queued_requests=config.limits.max_queued_requests,
+        max_queue_s=config.limits.max_queue_s,
+        retries=config.limits.retries,
+        sticky_margin=config.routing.sticky_margin,
+    )
     return {
         "ray_actor_options": {"num_cpus": config.ingress.num_cpus, "runtime_env": {"env_vars": _ONE_LOOP}},
-        "num_replicas": config.ingress.num_replicas,
+        "autoscaling_config": ingress_autoscaling(config.ingress.num_replicas),
         "max_ongoing_requests": config.ingress.max_ongoing_requests,
         "logging_config": LoggingConfig(enable_access_log=config.ingress.access_log),
-        "user_config": {
-            "max_body": limits.max_body,
-            "request_timeout_s": limits.request_timeout_s,
-            "max_queued_requests": limits.max_queued_requests,
-            "max_queue_s": limits.max_queue_s,
-            "retries": limits.retries,
-            "sticky_margin": config.routing.sticky_margin,
-        },
+        "user_config": asdict(limits),
     }

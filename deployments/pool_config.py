@@ -56,7 +56,10 @@ class PoolConfig(Section):
     min_replicas: int = light(1, "Replicas without load.", ge=0)
     max_replicas: int = light(1, "Replicas under load.", ge=1)
     target_ongoing_requests: float | None = light(
-        None, "Requests per replica that autoscaling aims at. Default: 80 % of the planned concurrency.", gt=0
+        None,
+        "Requests per replica that autoscaling aims at where they run out before KV memory does. Default: "
+        "`scaling.utilisation` of the engine's max_num_seqs.",
+        gt=0,
     )
     max_ongoing_requests: int | None = light(
         None, "Requests a replica holds at once. Default: the planned concurrency and a quarter more, plus 8.", ge=1

@@ -11,18 +11,24 @@ from typing import Any
 
 from ray import serve
 
-from deployments.asgi import run_app
 from deployments.capacity_line import capacity_line
 from deployments.config import ReplicaConfig
 from deployments.engines import make_engine
 from deployments.local_grpc import keep_grpc_local
+from deployments.metrics import ReplicaMetrics
+from deployments.observation import Observation, keep_showing
 from deployments.pair import Pair, inputs_for, read_pair, source_of
+from deployments.routing.accounts import Accounts
+from deployments.routing.facts import ReplicaFacts
+from deployments.routing.ticket import Ticket
+from deployments.serving import serve_request
 from hybrid_serve.engine.base import Engine, EngineConfig, EngineStartError, Message
 from hybrid_serve.facts.hub import materialise
 from hybrid_serve.facts.probe import measure_device
 from hybrid_serve.negotiation import client as planner
 from hybrid_serve.negotiation.book import REPORT_PERIOD_S
 from hybrid_serve.negotiation.offer import ReplicaOffer
+from hybrid_serve.plan.group_need import group_needs
 from hybrid_serve.plan.inputs import PlanInputs
 from hybrid_serve.plan.kv_plan import EngineReport, differences
 from hybrid_serve.plan.verdict import Impossible
@@ -41,9 +47,11 @@ class Replica:
         keep_grpc_local()
         self._config = config
         self._engine: Engine = make_engine(config.engine.implementation)
+        self._accounts = Accounts()
         self._report: EngineReport | None = None
         self._report_period_s = REPORT_PERIOD_S
         self._reporter: planner.Reporter | None = None
+        self._showing: asyncio.Task[None] | None = None
         try:
             await self._start()
         except BaseException:
@@ -67,8 +75,20 @@ class Replica:
         with _phase("verify"):
             self._report = report
             await self._reporter.started(report)
+        self._observe(report)
         line = capacity_line(self._answer.decision, report, self._offer.inputs.capabilities.version)
         logger.log(logging.ERROR if self._differences() else logging.INFO, "%s", line)
+
+    def _observe(self, report: EngineReport) -> None:
+        context = serve.get_replica_context()
+        gauges = ReplicaMetrics(
+            app=context.app_name,
+            model=self._offer.model_name,
+            pool=self._offer.pool,
+            replica=context.replica_id.unique_id,
+        )
+        self._observation = Observation(self._engine, self._accounts, report, gauges)
+        self._showing = keep_showing(lambda: self._observation.show(self._answer))
 
     def _make_offer(self, pair: Pair, inputs: PlanInputs) -> ReplicaOffer:
         return ReplicaOffer(
@@ -102,14 +122,12 @@ class Replica:
             settings=self._answer.inputs.settings,
             plan=chosen.plan,
             engine_args=dict(self._config.engine.vllm_args),
+            needs=group_needs(chosen.plan, self._answer.inputs),
         )
 
-    async def handle(self, scope: dict[str, Any], body: bytes) -> AsyncGenerator[Message]:
-        """One HTTP request in the engine's app: its ASGI messages, unbatched.
-
-        Closing or cancelling this generator aborts the request in the engine.
-        """
-        async with aclosing(run_app(self._engine.app, scope, body)) as messages:
+    async def handle(self, scope: dict[str, Any], body: bytes, ticket: Ticket | None = None) -> AsyncGenerator[Message]:
+        """One HTTP request in the engine's app: its ASGI messages, see `deployments.serving.serve_request`."""
+        async with aclosing(serve_request(self._engine, self._accounts, scope, body, ticket)) as messages:
             async for message in messages:
                 yield message
 
@@ -119,6 +137,7 @@ class Replica:
         return {
             "replica_id": self._offer.replica_id,
             "engine": asdict(stats),
+            "reserved": self._accounts.reserved,
             "report": None if self._report is None else self._report.to_json(),
             "plan_source": self._answer.source,
             "plan_note": self._answer.note,
@@ -139,21 +158,43 @@ class Replica:
         await self._engine.check_health()
 
     def record_replica_metadata(self) -> dict[str, Any]:
-        """Static facts for request routers."""
-        plan = self._answer.decision.plan
-        return {
-            "pool": self._offer.pool,
-            "model_name": self._offer.model_name,
-            "plan_id": None if plan is None else plan.plan_id,
-            "num_blocks": 0 if self._report is None else self._report.num_blocks,
-            "kv_tokens": 0 if self._report is None else self._report.kv_tokens,
-        }
+        """Static facts for request routers: `deployments.routing.facts.ReplicaFacts`."""
+        plan, report, inputs = self._answer.decision.plan, self._report, self._answer.inputs
+        assert plan is not None and report is not None, "a replica that is ready has a plan and its engine's report"
+        return ReplicaFacts(
+            pool=self._offer.pool,
+            model_name=self._offer.model_name,
+            plan_id=plan.plan_id,
+            num_blocks=report.num_blocks,
+            kv_tokens=report.kv_tokens,
+            max_model_len=inputs.settings.max_model_len,
+            max_num_seqs=inputs.settings.max_num_seqs,
+            reuses_prefixes=self._engine.reuses_prefixes,
+            drain_s=self._config.pool.graceful_shutdown_timeout_s,
+            groups=group_needs(plan, inputs),
+        ).to_metadata()
+
+    async def record_routing_stats(self) -> dict[str, Any]:
+        """Live facts for request routers; Ray Serve asks every `routing.stats_period_s`."""
+        try:
+            await self._engine.check_health()
+            healthy = True
+        except EngineStartError:
+            healthy = False
+        return self._accounts.report(await self._engine.stats(), healthy=healthy).to_stats()
+
+    async def record_autoscaling_stats(self) -> dict[str, float]:
+        """Live figures for `deployments.autoscaling.policy`; Ray Serve asks every second."""
+        return await self._observation.autoscaling_stats()
 
     async def __del__(self) -> None:
         await self._stop()
 
     async def _stop(self) -> None:
         """Ends the engine by its own means; safe to repeat."""
+        if self._showing is not None:
+            self._showing.cancel()
+            self._showing = None
         if self._reporter is not None:
             await self._reporter.stop()
         await self._engine.stop()

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from hybrid_serve.facts.model import DrafterFacts, TargetFacts
+from hybrid_serve.plan.group_need import GroupNeed
 from hybrid_serve.plan.inputs import EngineSettings
 from hybrid_serve.plan.kv_plan import EngineReport, KVPlan
 
@@ -30,6 +31,7 @@ class EngineConfig:
         settings: options that the plan depends on.
         plan: the KV plan, or None for stock vLLM without any check (for comparisons only).
         engine_args: further vLLM engine arguments as given in the config; they may not contradict `settings`.
+        needs: what a request needs of each of the plan's groups; a fake engine counts with it, vLLM has its own.
     """
 
     model_name: str
@@ -40,6 +42,7 @@ class EngineConfig:
     settings: EngineSettings
     plan: KVPlan | None
     engine_args: dict[str, Any]
+    needs: tuple[GroupNeed, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,6 +54,10 @@ class EngineStats:
         drafts, draft_tokens, accepted_tokens: speculative decoding counts since start;
             mean acceptance length = 1 + accepted_tokens / drafts.
         accepted_per_position: accepted tokens at each draft position, length K.
+        preemptions: requests put back into the queue for want of blocks, since start.
+        prompt_tokens, generation_tokens: processed since start.
+        finished_requests: since start; `finished_prompt_tokens` and `finished_generation_tokens` are theirs.
+        prefix_queries, prefix_hits: prompt tokens looked up in the prefix cache and found there, since start.
     """
 
     running: int
@@ -61,6 +68,13 @@ class EngineStats:
     accepted_tokens: int
     accepted_per_position: tuple[int, ...]
     preemptions: int = 0
+    prompt_tokens: int = 0
+    generation_tokens: int = 0
+    finished_requests: int = 0
+    finished_prompt_tokens: int = 0
+    finished_generation_tokens: int = 0
+    prefix_queries: int = 0
+    prefix_hits: int = 0
 
     @property
     def mean_acceptance_length(self) -> float | None:
@@ -84,6 +98,11 @@ class Engine(Protocol):
     @property
     def app(self) -> ASGIApp:
         """vLLM's OpenAI app as an ASGI app. Only after `start`."""
+        ...
+
+    @property
+    def reuses_prefixes(self) -> bool:
+        """True if equal prompt beginnings are computed once. Only after `start`."""
         ...
 
     async def stats(self) -> EngineStats:

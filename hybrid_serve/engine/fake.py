@@ -6,9 +6,11 @@ import os
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
+from math import ceil
 from typing import Any
 
 from hybrid_serve.engine.base import ASGIApp, EngineConfig, EngineStartError, EngineStats, Message, Receive, Scope, Send
+from hybrid_serve.engine.fake_room import FakeRoom
 from hybrid_serve.plan.kv_plan import EngineReport, KVPlan
 
 
@@ -22,6 +24,9 @@ class FakeOptions:
         fail: the start fails with this message.
         num_blocks: reported instead of the plan's, to look at what a mismatch does.
         die_after_tokens: the process ends at this token of a stream, as if killed.
+        prefill_s: seconds before the first token.
+        bytes_per_token: of a prompt: the body's messages as JSON.
+        prefix_caching: prompts' beginnings are looked up and counted, `PREFIX_TOKENS` at a time.
     """
 
     start_s: float = 0.0
@@ -29,6 +34,9 @@ class FakeOptions:
     fail: str = ""
     num_blocks: int | None = None
     die_after_tokens: int | None = None
+    prefill_s: float = 0.0
+    bytes_per_token: float = 4.0
+    prefix_caching: bool = False
 
     @classmethod
     def from_args(cls, args: Mapping[str, Any]) -> "FakeOptions":
@@ -51,19 +59,50 @@ def report_as_planned(plan: KVPlan, prefix_match_unit: int | None = None) -> Eng
     )
 
 
+PREFIX_TOKENS = 64
+"""The granularity of the fake's prefix cache."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Request:
+    """One request: its parsed body, its prompt as bytes, its lengths in tokens, the KV blocks that it holds."""
+
+    body: dict[str, Any]
+    prompt: bytes
+    prompt_tokens: int
+    output_tokens: int
+    blocks: int
+
+
 class FakeEngine:
     """Implements `Engine`. Replies with the words `token0 token1 ...`, `max_tokens` of them (default 16).
 
-    A client that goes away is noticed between tokens through `http.disconnect`, as vLLM does. After a POST to
-    `/fake/sick` the engine is unhealthy.
+    A request holds the blocks that the plan says for its prompt and its whole output; one that finds too few free, or
+    max_num_seqs others running, waits in order. A client that goes away is noticed through `http.disconnect`, as vLLM
+    does. After a POST to `/fake/sick` the engine is dead as vLLM's is when its core died: streams end with an error
+    event, everything else is answered 500.
     """
 
     def __init__(self) -> None:
         self._options = FakeOptions()
         self._config: EngineConfig | None = None
-        self._running = 0
+        self._room = FakeRoom(0, 0)
         self._stopped = False
         self._sick = ""
+        self._died = asyncio.Event()
+        self._prefixes: set[int] = set()
+        self._totals = {
+            name: 0
+            for name in (
+                "prompt_tokens",
+                "generation_tokens",
+                "finished_requests",
+                "finished_prompt_tokens",
+                "finished_generation_tokens",
+                "prefix_queries",
+                "prefix_hits",
+            )
+        }
 
     async def start(self, config: EngineConfig) -> EngineReport:
         self._options = FakeOptions.from_args(config.engine_args)
@@ -73,6 +112,7 @@ class FakeEngine:
         if config.plan is None:
             raise EngineStartError("the fake engine has no plan of its own: give it one")
         self._config = config
+        self._room = FakeRoom(config.plan.num_blocks, config.settings.max_num_seqs)
         report = report_as_planned(config.plan, config.settings.prefix_match_unit)
         if self._options.num_blocks is not None:
             report = replace(report, num_blocks=self._options.num_blocks)
@@ -82,20 +122,30 @@ class FakeEngine:
     def app(self) -> ASGIApp:
         return self._serve
 
+    @property
+    def reuses_prefixes(self) -> bool:
+        return self._options.prefix_caching
+
     async def stats(self) -> EngineStats:
         return EngineStats(
-            running=self._running,
-            waiting=0,
-            kv_usage=0.0,
+            running=self._room.running,
+            waiting=self._room.waiting,
+            kv_usage=self._room.usage,
             drafts=0,
             draft_tokens=0,
             accepted_tokens=0,
             accepted_per_position=(),
+            **self._totals,
         )
 
     async def check_health(self) -> None:
         if self._stopped or self._sick:
             raise EngineStartError(self._sick or "the fake engine was stopped")
+
+    def die(self, reason: str) -> None:
+        """As vLLM's engine does when its core process ends."""
+        self._sick = reason
+        self._died.set()
 
     async def stop(self) -> None:
         self._stopped = True
@@ -109,7 +159,7 @@ class FakeEngine:
         elif route == ("POST", "/v1/chat/completions"):
             await self._chat(receive, send)
         elif route == ("POST", "/fake/sick"):
-            self._sick = "the fake engine was made sick"
+            self.die("the fake engine was made sick")
             await _respond(send, 200, b"")
         else:
             await _respond_json(send, 404, {"detail": "Not Found"})
@@ -127,46 +177,104 @@ class FakeEngine:
     async def _chat(self, receive: Receive, send: Send) -> None:
         body = (await receive())["body"]
         try:
-            request = json.loads(body)
-            if not isinstance(request, dict):
-                raise ValueError("the body is no JSON object")
+            request = self._read(body)
         except ValueError as error:
-            await _respond_json(send, 400, {"error": {"message": str(error), "type": "Bad Request", "code": 400}})
+            await _respond_json(send, 400, _error(str(error), 400))
             return
-        count = request.get("max_tokens") or request.get("max_completion_tokens") or 16
-        writer = self._stream(send, request, count) if request.get("stream") else self._whole(send, request, count)
-        work = asyncio.ensure_future(writer)
+        if self._sick:
+            await _respond_json(send, 500, _error(self._sick, 500))
+            return
+        write = self._stream if request.body.get("stream") else self._whole
+        work = asyncio.ensure_future(write(send, request))
         gone = asyncio.ensure_future(_disconnect(receive))
-        self._running += 1
+        dead = asyncio.ensure_future(self._died.wait())
         try:
-            await asyncio.wait({work, gone}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({work, gone, dead}, return_when=asyncio.FIRST_COMPLETED)
             if work.done():
                 work.result()
         finally:
-            self._running -= 1
-            work.cancel()
-            gone.cancel()
+            broken_off = dead.done() and not work.done()
+            for task in (work, gone, dead):
+                task.cancel()
+            await asyncio.gather(work, return_exceptions=True)
+        if broken_off:
+            await self._break_off(send, request)
 
-    async def _stream(self, send: Send, request: dict[str, Any], count: int) -> None:
+    def _read(self, body: bytes) -> _Request:
+        """Raises ValueError if the body is no JSON object, or longer than the model takes."""
+        assert self._config is not None
+        request = json.loads(body)
+        if not isinstance(request, dict):
+            raise ValueError("the body is no JSON object")
+        prompt = json.dumps(request.get("messages", [])).encode()
+        prompt_tokens = ceil(len(prompt) / self._options.bytes_per_token)
+        longest = self._config.settings.max_model_len
+        if prompt_tokens >= longest:
+            raise ValueError(
+                f"This model's maximum context length is {longest} tokens, the prompt has {prompt_tokens}."
+            )
+        asked = request.get("max_tokens") or request.get("max_completion_tokens") or 16
+        output_tokens = min(asked, longest - prompt_tokens)
+        return _Request(
+            body=request,
+            prompt=prompt,
+            prompt_tokens=prompt_tokens,
+            output_tokens=output_tokens,
+            blocks=sum(need.blocks(prompt_tokens + output_tokens) for need in self._config.needs),
+        )
+
+    async def _break_off(self, send: Send, request: _Request) -> None:
+        if request.body.get("stream"):
+            await send(_body(_event(_error(self._sick, 500)) + b"data: [DONE]\n\n", more=False))
+        else:
+            await _respond_json(send, 500, _error(self._sick, 500))
+
+    async def _stream(self, send: Send, request: _Request) -> None:
         await send(_start(200, b"text/event-stream; charset=utf-8"))
-        for index in range(count):
-            await asyncio.sleep(self._options.token_s)
-            if index == self._options.die_after_tokens:
-                os._exit(1)
-            delta = {"index": 0, "delta": {"role": "assistant", "content": f"token{index} "}, "finish_reason": None}
-            if index == count - 1:
-                delta["finish_reason"] = "length"
-            await send(_body(_event(self._envelope("chat.completion.chunk", request, [delta])), more=True))
+        async with self._room.hold(request.blocks):
+            await self._prefill(request)
+            for index in range(request.output_tokens):
+                await asyncio.sleep(self._options.token_s)
+                if index == self._options.die_after_tokens:
+                    os._exit(1)
+                self._totals["generation_tokens"] += 1
+                delta = {"index": 0, "delta": {"role": "assistant", "content": f"token{index} "}, "finish_reason": None}
+                if index == request.output_tokens - 1:
+                    delta["finish_reason"] = "length"
+                    self._finish(request)
+                await send(_body(_event(self._envelope("chat.completion.chunk", request.body, [delta])), more=True))
         await send(_body(b"data: [DONE]\n\n", more=True))
         await send(_body(b"", more=False))
 
-    async def _whole(self, send: Send, request: dict[str, Any], count: int) -> None:
-        await asyncio.sleep(self._options.token_s * count)
+    async def _whole(self, send: Send, request: _Request) -> None:
+        count = request.output_tokens
+        async with self._room.hold(request.blocks):
+            await self._prefill(request)
+            await asyncio.sleep(self._options.token_s * count)
+            self._totals["generation_tokens"] += count
+            self._finish(request)
         content = " ".join(f"token{index}" for index in range(count))
         choice = {"index": 0, "message": {"role": "assistant", "content": content}, "finish_reason": "length"}
-        usage = {"prompt_tokens": 1, "completion_tokens": count, "total_tokens": count + 1}
-        answer = self._envelope("chat.completion", request, [choice]) | {"usage": usage}
-        await _respond_json(send, 200, answer)
+        prompt = request.prompt_tokens
+        usage = {"prompt_tokens": prompt, "completion_tokens": count, "total_tokens": prompt + count}
+        await _respond_json(send, 200, self._envelope("chat.completion", request.body, [choice]) | {"usage": usage})
+
+    async def _prefill(self, request: _Request) -> None:
+        await asyncio.sleep(self._options.prefill_s)
+        self._totals["prompt_tokens"] += request.prompt_tokens
+        if not self._options.prefix_caching:
+            return
+        step = int(PREFIX_TOKENS * self._options.bytes_per_token)
+        beginnings = [hash(request.prompt[:end]) for end in range(step, len(request.prompt) + 1, step)]
+        found = sum(1 for beginning in beginnings if beginning in self._prefixes)
+        self._prefixes.update(beginnings)
+        self._totals["prefix_queries"] += request.prompt_tokens
+        self._totals["prefix_hits"] += found * PREFIX_TOKENS
+
+    def _finish(self, request: _Request) -> None:
+        self._totals["finished_requests"] += 1
+        self._totals["finished_prompt_tokens"] += request.prompt_tokens
+        self._totals["finished_generation_tokens"] += request.output_tokens
 
     def _envelope(self, kind: str, request: dict[str, Any], choices: list[dict[str, Any]]) -> dict[str, Any]:
         return {
@@ -176,6 +284,11 @@ class FakeEngine:
             "model": request.get("model"),
             "choices": choices,
         }
+
+
+def _error(message: str, code: int) -> dict[str, Any]:
+    kind = "BadRequestError" if code == 400 else "InternalServerError"
+    return {"error": {"message": message, "type": kind, "param": None, "code": code}}
 
 
 async def _disconnect(receive: Receive) -> None:

@@ -16,15 +16,26 @@ class StatsCollector:
         self._draft_tokens = 0
         self._accepted = 0
         self._per_position = [0] * num_speculative_tokens
+        self._prompt_tokens = 0
+        self._generation_tokens = 0
+        self._finished = 0
+        self._finished_prompt_tokens = 0
+        self._finished_generation_tokens = 0
+        self._prefix_queries = 0
+        self._prefix_hits = 0
 
     def record(self, scheduler: Any | None, iteration: Any | None) -> None:
         """One step's SchedulerStats and IterationStats; either may be None."""
         if iteration is not None:
-            self._preemptions += iteration.num_preempted_reqs
+            self._count(iteration)
         if scheduler is None:
             return
         self._waiting = scheduler.num_waiting_reqs
         self._kv_usage = scheduler.kv_cache_usage
+        prefixes = scheduler.prefix_cache_stats
+        if prefixes is not None:
+            self._prefix_queries += prefixes.queries
+            self._prefix_hits += prefixes.hits
         drafting = scheduler.spec_decoding_stats
         if drafting is None:
             return
@@ -33,6 +44,15 @@ class StatsCollector:
         self._accepted += drafting.num_accepted_tokens
         for position, accepted in enumerate(drafting.num_accepted_tokens_per_pos):
             self._per_position[position] += accepted
+
+    def _count(self, iteration: Any) -> None:
+        self._preemptions += iteration.num_preempted_reqs
+        self._prompt_tokens += iteration.num_prompt_tokens
+        self._generation_tokens += iteration.num_generation_tokens
+        for request in iteration.finished_requests:
+            self._finished += 1
+            self._finished_prompt_tokens += request.num_prompt_tokens
+            self._finished_generation_tokens += request.num_generation_tokens
 
     def snapshot(self, unfinished: int) -> EngineStats:
         """The figures now; an idle engine takes no steps, so what it last reported of waiting and usage is void."""
@@ -46,6 +66,13 @@ class StatsCollector:
             accepted_tokens=self._accepted,
             accepted_per_position=tuple(self._per_position),
             preemptions=self._preemptions,
+            prompt_tokens=self._prompt_tokens,
+            generation_tokens=self._generation_tokens,
+            finished_requests=self._finished,
+            finished_prompt_tokens=self._finished_prompt_tokens,
+            finished_generation_tokens=self._finished_generation_tokens,
+            prefix_queries=self._prefix_queries,
+            prefix_hits=self._prefix_hits,
         )
 
     def logger_factory(self) -> Any:

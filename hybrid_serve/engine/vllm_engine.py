@@ -26,6 +26,7 @@ class VLLMEngine:
         self._client: Any = None
         self._app: ASGIApp | None = None
         self._stats: StatsCollector | None = None
+        self._reuses_prefixes = False
         self._exit = AsyncExitStack()
 
     async def start(self, config: EngineConfig) -> EngineReport:
@@ -62,6 +63,7 @@ class VLLMEngine:
             stat_loggers=[collector.logger_factory()],
         )
         self._stats = collector
+        self._reuses_prefixes = config.settings.prefix_caching
         report = await self._verify(config, vllm_config)
         await self._serve(arguments)
         return report
@@ -104,6 +106,7 @@ class VLLMEngine:
         tasks = await self._client.get_supported_tasks()
         app = build_app(arguments, tasks, self._client.model_config)
         await init_app_state(self._client, app.state, arguments, tasks)
+        app.state.server = _NoServer()
         await self._exit.enter_async_context(app.router.lifespan_context(app))
         self._app = app
 
@@ -113,6 +116,11 @@ class VLLMEngine:
         if self._app is None:
             raise EngineStartError("the engine has not started")
         return self._app
+
+    @property
+    def reuses_prefixes(self) -> bool:
+        """vLLM's prefix caching is on."""
+        return self._reuses_prefixes
 
     async def stats(self) -> EngineStats:
         """Live figures, from the engine's own stats; requests as the client knows them."""
@@ -136,6 +144,16 @@ class VLLMEngine:
         client, self._client, self._app = self._client, None, None
         if client is not None:
             client.shutdown()
+
+
+class _NoServer:
+    """Stands where vLLM's launcher keeps its uvicorn server.
+
+    vLLM's handler for an engine that died tells the server to exit, and only then writes its answer. Here Ray Serve
+    ends the replica, once `check_health` says why.
+    """
+
+    should_exit = False
 
 
 def server_arguments(config: EngineConfig) -> argparse.Namespace:

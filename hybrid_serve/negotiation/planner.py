@@ -10,6 +10,7 @@ from ray.actor import ActorHandle
 
 from hybrid_serve.negotiation.book import Book
 from hybrid_serve.negotiation.kept import Kept
+from hybrid_serve.negotiation.metrics import PlannerMetrics
 from hybrid_serve.negotiation.offer import PlanAnswer, ReplicaOffer
 from hybrid_serve.negotiation.store import MemoryStore, RayStore, Store
 from hybrid_serve.plan.kv_plan import EngineReport
@@ -34,6 +35,7 @@ class Planner:
         self._kept = Kept(store or MemoryStore())
         self._kept.count_start()
         self._book = Book(time.monotonic, agreements=self._kept.agreements)
+        self._metrics = PlannerMetrics()
 
     async def ping(self) -> str:
         return "pong"
@@ -44,6 +46,7 @@ class Planner:
         self._keep()
         if answer.refusal:
             logger.warning("replica %s is refused: %s", offer.replica_id, answer.refusal)
+            self._metrics.rejected(offer)
         return answer
 
     async def report(

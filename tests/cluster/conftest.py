@@ -94,6 +94,12 @@ def deployed(cluster: Cluster) -> Callable[[AppConfig], Any]:
     return deploy
 
 
+def pids_of(pool: str) -> list[int]:
+    """Process ids of a pool's running replicas."""
+    deployment = serve.context._get_global_client().get_serve_details()["applications"]["default"]["deployments"][pool]
+    return [int(replica["pid"]) for replica in deployment["replicas"] if replica["state"] == "RUNNING"]
+
+
 def until(condition: Callable[[], Any], seconds: float = 60.0) -> Any:
     """The condition's value as soon as it is true."""
     deadline = time.monotonic() + seconds

@@ -1,17 +1,20 @@
 """The demo as a user gets it: vLLM on the shipped pair behind Ray Serve. One engine for the whole file."""
 
 import json
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import httpx
 import openai
+import psutil
 import pytest
 
 from deployments.config import AppConfig
 from deployments.loading import load_config
 from hybrid_serve.demo.corpus import held_out_prompts
-from tests.cluster.conftest import App, chat, leave_after_first_event, until
+from tests.cluster.conftest import App, chat, leave_after_first_event, pids_of, until
+from tests.prometheus import of_pool
 
 pytestmark = pytest.mark.cluster
 
@@ -20,7 +23,13 @@ JSON = {"content-type": "application/json"}
 
 @pytest.fixture(scope="module")
 def app(deployed: Callable[[AppConfig], Any]) -> Iterator[App]:
-    with deployed(load_config(None, {"pool.max_replicas": 1, "limits.max_body": "1MiB"})) as app:
+    overrides = {
+        "pool.max_replicas": 1,
+        "pool.health_check_period_s": 1.0,
+        "limits.max_body": "1MiB",
+        "limits.max_queue_s": 2.0,
+    }
+    with deployed(load_config(None, overrides)) as app:
         yield app
 
 
@@ -57,6 +66,14 @@ def test_the_drafters_guesses_are_accepted(app: App) -> None:
     app.openai.completions.create(model="demo", prompt=PROMPT, max_tokens=64, temperature=0)
     stats = app.stats()["engine"]
     assert stats["accepted_tokens"] > 0 and len(stats["accepted_per_position"]) == 7
+
+
+def test_how_much_is_accepted_shows_at_the_metrics_endpoint(app: App) -> None:
+    app.openai.completions.create(model="demo", prompt=PROMPT, max_tokens=64, temperature=0)
+    stats = app.stats()["engine"]
+    mean = 1 + stats["accepted_tokens"] / stats["drafts"]
+    until(lambda: [each.value for each in of_pool("cpu", "mean_acceptance_length")] == [pytest.approx(mean)])
+    assert mean > 1 and [each.value for each in of_pool("cpu", "accepted_tokens")] == [stats["accepted_tokens"]]
 
 
 def test_what_vllm_adds_to_the_api_is_there(app: App) -> None:
@@ -108,3 +125,32 @@ def test_an_unknown_model_is_refused_in_the_engines_own_words(app: App) -> None:
     assert isinstance(error, dict)
     assert (error["type"], error["param"]) == ("NotFoundError", "model")
     assert error["message"] == "The model `other` does not exist."
+
+
+def test_replicas_measure_what_requests_need(app: App) -> None:
+    engine = app.stats()["engine"]
+    assert engine["finished_requests"] > 0 and engine["generation_tokens"] >= engine["finished_generation_tokens"] > 0
+    assert engine["prompt_tokens"] >= engine["finished_prompt_tokens"] > 0
+    assert app.stats()["reserved"] == {}
+
+
+def test_a_killed_engine_core_ends_its_stream_and_costs_nothing_but_503_until_a_replica_is_back(app: App) -> None:
+    """The last test of this file: its engine is gone after it."""
+    (replica,) = pids_of("cpu")
+    (core,) = [p for p in psutil.Process(replica).children(recursive=True) if "EngineCore" in " ".join(p.cmdline())]
+    body = chat(max_tokens=1900, ignore_eos=True, stream=True)
+    with httpx.stream("POST", f"{app.url}/v1/chat/completions", json=body, timeout=30) as response:
+        lines = response.iter_lines()
+        next(lines)
+        core.kill()
+        rest = [line for line in lines if line]
+    assert rest[-1] == "data: [DONE]" and json.loads(rest[-2].removeprefix("data: "))["error"]["code"] >= 500
+    killed = time.monotonic()
+    told = []
+    while not told or told[-1] != 200:
+        assert time.monotonic() - killed < 120, f"no replica is back: {told}"
+        answer = httpx.post(f"{app.url}/v1/chat/completions", json=chat(max_tokens=4), timeout=20)
+        told.append(answer.status_code)
+        assert answer.status_code == 200 or int(answer.headers["retry-after"]) >= 1
+    assert set(told) <= {200, 503}
+    print(f"a killed engine core: served again after {time.monotonic() - killed:.1f} s")

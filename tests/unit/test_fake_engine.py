@@ -12,6 +12,7 @@ from deployments.engines import make_engine
 from hybrid_serve.engine.base import Engine, EngineConfig, EngineStartError
 from hybrid_serve.engine.fake import FakeEngine
 from hybrid_serve.plan.decide import decide
+from hybrid_serve.plan.group_need import group_needs
 from hybrid_serve.plan.kv_plan import differences
 from tests.asgi_client import exchange, http_scope
 from tests.demo_app import app_values, demo_offer, demo_pair
@@ -22,6 +23,8 @@ CHAT = http_scope("POST", "/v1/chat/completions", {"content-type": "application/
 def engine_config(folder: Path, **args: Any) -> EngineConfig:
     pair = demo_pair(AppConfig.model_validate(app_values(folder)))
     inputs = demo_offer(folder).inputs
+    plan = decide(inputs).plan
+    assert plan is not None
     return EngineConfig(
         model_name="demo",
         target_path=str(folder / "target"),
@@ -29,8 +32,9 @@ def engine_config(folder: Path, **args: Any) -> EngineConfig:
         target=pair.target,
         drafter=pair.drafter,
         settings=inputs.settings,
-        plan=decide(inputs).plan,
+        plan=plan,
         engine_args=args,
+        needs=group_needs(plan, inputs),
     )
 
 
@@ -95,6 +99,65 @@ async def test_running_requests_are_counted(pair_folder: Path) -> None:
     await asyncio.sleep(0.02)
     assert (await engine.stats()).running == 1
     await task
+    assert (await engine.stats()).running == 0
+
+
+async def test_running_requests_hold_the_blocks_of_their_plan(pair_folder: Path) -> None:
+    config = engine_config(pair_folder, token_s=0.005)
+    engine = await started(pair_folder, token_s=0.005)
+    tasks = [asyncio.ensure_future(exchange(engine.app, CHAT, request(max_tokens=64))) for _ in range(3)]
+    await asyncio.sleep(0.02)
+    stats = await engine.stats()
+    assert config.plan is not None
+    each = sum(need.blocks(66) for need in config.needs)
+    assert stats.running == 3 and stats.kv_usage == pytest.approx(3 * each / config.plan.num_blocks)
+    await asyncio.gather(*tasks)
+    stats = await engine.stats()
+    assert (stats.running, stats.kv_usage, stats.finished_requests) == (0, 0.0, 3)
+    assert stats.finished_generation_tokens == stats.generation_tokens == 3 * 64
+
+
+async def test_requests_beyond_its_sequences_wait_in_order(pair_folder: Path) -> None:
+    engine = await started(pair_folder, token_s=0.003)
+    most = engine_config(pair_folder).settings.max_num_seqs
+    tasks = [asyncio.ensure_future(exchange(engine.app, CHAT, request(max_tokens=5))) for _ in range(most + 3)]
+    await asyncio.sleep(0.005)
+    stats = await engine.stats()
+    assert (stats.running, stats.waiting) == (most, 3)
+    tasks[most].cancel()
+    told = await asyncio.gather(*tasks, return_exceptions=True)
+    assert sum(isinstance(each, BaseException) for each in told) == 1
+    stats = await engine.stats()
+    assert (stats.running, stats.waiting, stats.finished_requests) == (0, 0, most + 2)
+
+
+async def test_it_counts_prompts_whose_beginning_it_has_seen(pair_folder: Path) -> None:
+    engine = await started(pair_folder, token_s=0, prefix_caching=True)
+    assert engine.reuses_prefixes and not (await started(pair_folder)).reuses_prefixes
+    hits = []
+    for question in ("one", "two"):
+        message = {"role": "user", "content": "x" * 2000 + question}
+        await exchange(engine.app, CHAT, request(max_tokens=1, messages=[message]))
+        hits.append((await engine.stats()).prefix_hits)
+    assert hits[0] == 0 and 400 <= hits[1] <= 520
+
+
+async def test_a_prompt_longer_than_the_model_takes_is_refused(pair_folder: Path) -> None:
+    engine = await started(pair_folder)
+    told = await exchange(engine.app, CHAT, request(messages=[{"role": "user", "content": "x" * 9000}]))
+    assert told.status == 400 and b"maximum context length is 2048 tokens" in told.body
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_when_it_dies_its_requests_end_with_an_error(pair_folder: Path, stream: bool) -> None:
+    engine = await started(pair_folder, token_s=0.003)
+    task = asyncio.ensure_future(exchange(engine.app, CHAT, request(max_tokens=2000, stream=stream)))
+    await asyncio.sleep(0.03)
+    engine.die("its core was killed")
+    told = await task
+    assert told.status == (200 if stream else 500) and b"its core was killed" in told.body and told.complete
+    assert told.body.endswith(b"data: [DONE]\n\n") is stream
+    assert (await exchange(engine.app, CHAT, request(stream=stream))).status == 500
     assert (await engine.stats()).running == 0
 
 

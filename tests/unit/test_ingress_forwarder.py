@@ -1,4 +1,4 @@
-"""What the ingress answers itself, and that it changes nothing else. The pool is a stand-in for a Ray Serve handle."""
+"""What the ingress answers itself, and that it changes nothing else. The pools are stand-ins for Ray Serve handles."""
 
 import asyncio
 import json
@@ -11,36 +11,20 @@ from ray.exceptions import ActorDiedError
 from ray.serve.exceptions import BackPressureError
 
 from deployments.asgi import run_app
-from deployments.ingress import Forwarder
+from deployments.forwarder import Forwarder
+from deployments.routing.ticket import Ticket
 from hybrid_serve.engine.base import Message
 from tests.asgi_client import Exchange, exchange, http_scope
+from tests.service_of_pools import Pool, service_of
 from tests.unit.test_fake_engine import CHAT, request, started
 
 
-class Response:
-    """Stands for a DeploymentResponseGenerator."""
-
-    def __init__(self, messages: AsyncGenerator[Message]) -> None:
-        self._messages = messages
-        self.cancelled = False
-
-    def __aiter__(self) -> AsyncGenerator[Message]:
-        return self._messages
-
-    def cancel(self) -> None:
-        self.cancelled = True
-
-
-class Pool:
-    """Stands for a streaming handle in front of one replica."""
-
-    def __init__(self, run: Any) -> None:
-        self._run = run
-        self.responses: list[Response] = []
-
-    def remote(self, scope: dict[str, Any], body: bytes) -> Response:
-        self.responses.append(Response(self._run(scope, body)))
-        return self.responses[-1]
+def forwarder_of(pool: Pool, **limits: Any) -> Forwarder:
+    """In front of one model on one replica."""
+    forwarder = Forwarder({"demo": service_of("demo", pool=pool)})
+    for name, value in limits.items():
+        setattr(forwarder, name, value)
+    return forwarder
 
 
 def error_of(told: Exchange) -> dict[str, Any]:
@@ -51,7 +35,7 @@ def error_of(told: Exchange) -> dict[str, Any]:
 
 async def fake_pool(folder: Path) -> Pool:
     engine = await started(folder, token_s=0.001)
-    return Pool(lambda scope, body: run_app(engine.app, scope, body))
+    return Pool(lambda scope, body, ticket: run_app(engine.app, scope, body))
 
 
 async def start_then(step: Any, content_type: bytes = b"text/event-stream; charset=utf-8") -> AsyncGenerator[Message]:
@@ -67,9 +51,9 @@ async def die() -> None:
 
 async def test_an_answer_is_forwarded_unchanged(pair_folder: Path) -> None:
     engine = await started(pair_folder, token_s=0)
-    pool = Pool(lambda scope, body: run_app(engine.app, scope, body))
+    pool = Pool(lambda scope, body, ticket: run_app(engine.app, scope, body))
     for body in (request(max_tokens=3, stream=True), b"{not json", b"", b"[1]"):
-        straight, through = await exchange(engine.app, CHAT, body), await exchange(Forwarder(pool, "demo"), CHAT, body)
+        straight, through = await exchange(engine.app, CHAT, body), await exchange(forwarder_of(pool), CHAT, body)
         assert through.messages[0] == straight.messages[0]
         assert through.body == straight.body and through.complete
     assert not any(response.cancelled for response in pool.responses)
@@ -77,13 +61,13 @@ async def test_an_answer_is_forwarded_unchanged(pair_folder: Path) -> None:
 
 async def test_a_body_in_parts_is_put_together(pair_folder: Path) -> None:
     body = request(max_tokens=1)
-    told = await exchange(Forwarder(await fake_pool(pair_folder), "demo"), CHAT, body[:5], body[5:9], body[9:])
+    told = await exchange(forwarder_of(await fake_pool(pair_folder)), CHAT, body[:5], body[5:9], body[9:])
     assert told.status == 200
 
 
 async def test_an_unknown_model_is_refused_in_vllms_words(pair_folder: Path) -> None:
     pool = await fake_pool(pair_folder)
-    told = await exchange(Forwarder(pool, "demo"), CHAT, json.dumps({"model": "other"}).encode())
+    told = await exchange(forwarder_of(pool), CHAT, json.dumps({"model": "other"}).encode())
     error = error_of(told)
     assert (told.status, error["type"], error["param"]) == (404, "NotFoundError", "model")
     assert error["message"] == "The model `other` does not exist."
@@ -93,20 +77,20 @@ async def test_an_unknown_model_is_refused_in_vllms_words(pair_folder: Path) -> 
 @pytest.mark.parametrize("body", [b'{"model": "demo"}', b'{"model": null}', b'{"model": ""}', b"{}", b'{"model": 3}'])
 async def test_what_is_not_clearly_another_model_is_left_to_vllm(pair_folder: Path, body: bytes) -> None:
     pool = await fake_pool(pair_folder)
-    await exchange(Forwarder(pool, "demo"), CHAT, body)
+    await exchange(forwarder_of(pool), CHAT, body)
     assert len(pool.responses) == 1
 
 
 async def test_with_adapters_model_names_are_left_to_vllm(pair_folder: Path) -> None:
     pool = await fake_pool(pair_folder)
-    await exchange(Forwarder(pool, None), CHAT, b'{"model": "adapter"}')
+    await exchange(Forwarder({"demo": service_of("demo", pool=pool)}, check_model=False), CHAT, b'{"model": "adapter"}')
     assert len(pool.responses) == 1
 
 
 @pytest.mark.parametrize("declared", [True, False])
 async def test_a_body_over_the_limit_is_413(pair_folder: Path, declared: bool) -> None:
     pool = await fake_pool(pair_folder)
-    forwarder = Forwarder(pool, "demo")
+    forwarder = forwarder_of(pool)
     forwarder.max_body = 100
     headers = {"content-type": "application/json"} | ({"content-length": "101"} if declared else {})
     scope = http_scope("POST", "/v1/chat/completions", headers)
@@ -116,26 +100,27 @@ async def test_a_body_over_the_limit_is_413(pair_folder: Path, declared: bool) -
 
 
 async def test_a_full_queue_is_503_with_retry_after() -> None:
-    async def full(scope: dict[str, Any], body: bytes) -> AsyncGenerator[Message]:
+    async def full(scope: dict[str, Any], body: bytes, ticket: Ticket) -> AsyncGenerator[Message]:
         raise BackPressureError(num_queued_requests=9, max_queued_requests=9)
         yield {}
 
-    told = await exchange(Forwarder(Pool(full), "demo"), CHAT, request())
+    told = await exchange(forwarder_of(Pool(full), retries=0), CHAT, request())
     assert told.status == 503 and told.headers["retry-after"] == "1" and error_of(told)
 
 
-async def test_a_replica_that_dies_before_it_answers_is_502() -> None:
-    async def dead(scope: dict[str, Any], body: bytes) -> AsyncGenerator[Message]:
+async def test_a_replica_that_dies_before_it_answers_is_503_if_no_other_may_be_tried() -> None:
+    async def dead(scope: dict[str, Any], body: bytes, ticket: Ticket) -> AsyncGenerator[Message]:
         raise ActorDiedError()
         yield {}
 
-    told = await exchange(Forwarder(Pool(dead), "demo"), CHAT, request())
-    assert told.status == 502 and error_of(told)["type"] == "InternalServerError"
+    told = await exchange(forwarder_of(Pool(dead), retries=0), CHAT, request())
+    assert told.status == 503 and told.headers["retry-after"] == "1"
+    assert error_of(told)["type"] == "ServiceUnavailableError"
 
 
 async def test_a_replica_that_dies_in_a_stream_ends_it_with_an_error_event() -> None:
-    pool = Pool(lambda scope, body: start_then(die))
-    told = await exchange(Forwarder(pool, "demo"), CHAT, request(stream=True))
+    pool = Pool(lambda scope, body, ticket: start_then(die))
+    told = await exchange(forwarder_of(pool), CHAT, request(stream=True))
     first, event, done = told.body.decode().strip().split("\n\n")
     assert (first, done) == ("data: 1", "data: [DONE]")
     assert json.loads(event.removeprefix("data: "))["error"]["code"] == 502
@@ -143,35 +128,35 @@ async def test_a_replica_that_dies_in_a_stream_ends_it_with_an_error_event() -> 
 
 
 async def test_an_app_that_fails_is_500() -> None:
-    async def broken(scope: dict[str, Any], body: bytes) -> AsyncGenerator[Message]:
+    async def broken(scope: dict[str, Any], body: bytes, ticket: Ticket) -> AsyncGenerator[Message]:
         raise LookupError("inside")
         yield {}
 
-    told = await exchange(Forwarder(Pool(broken), "demo"), CHAT, request())
+    told = await exchange(forwarder_of(Pool(broken)), CHAT, request())
     assert told.status == 500 and error_of(told)["type"] == "InternalServerError"
 
 
 async def test_a_replica_that_dies_in_a_plain_answer_breaks_the_connection() -> None:
-    pool = Pool(lambda scope, body: start_then(die, b"application/json"))
+    pool = Pool(lambda scope, body, ticket: start_then(die, b"application/json"))
     with pytest.raises(ConnectionAbortedError):
-        await exchange(Forwarder(pool, "demo"), CHAT, request())
+        await exchange(forwarder_of(pool), CHAT, request())
 
 
 async def test_a_request_that_takes_too_long_is_504_and_cancelled() -> None:
-    async def slow(scope: dict[str, Any], body: bytes) -> AsyncGenerator[Message]:
+    async def slow(scope: dict[str, Any], body: bytes, ticket: Ticket) -> AsyncGenerator[Message]:
         await asyncio.sleep(10)
         yield {}
 
     pool = Pool(slow)
-    forwarder = Forwarder(pool, "demo")
+    forwarder = forwarder_of(pool)
     forwarder.request_timeout_s = 0.02
     told = await exchange(forwarder, CHAT, request())
     assert told.status == 504 and pool.responses[0].cancelled
 
 
 async def test_a_cancelled_request_is_cancelled_in_the_replica() -> None:
-    pool = Pool(lambda scope, body: start_then(lambda: asyncio.sleep(10)))
-    task = asyncio.ensure_future(exchange(Forwarder(pool, "demo"), CHAT, request(stream=True)))
+    pool = Pool(lambda scope, body, ticket: start_then(lambda: asyncio.sleep(10)))
+    task = asyncio.ensure_future(exchange(forwarder_of(pool), CHAT, request(stream=True)))
     await asyncio.sleep(0.02)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -189,5 +174,5 @@ async def test_lifespan_is_answered() -> None:
     async def send(message: Message) -> None:
         told.append(message["type"])
 
-    await Forwarder(Pool(None), "demo")({"type": "lifespan"}, receive, send)
+    await forwarder_of(Pool(None))({"type": "lifespan"}, receive, send)
     assert told == ["lifespan.startup.complete", "lifespan.shutdown.complete"]

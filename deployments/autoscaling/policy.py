@@ -1,0 +1,116 @@
+"""Ray Serve's autoscaling policies: one instance for each pool's deployment, one for the ingress.
+
+Ray Serve pickles a policy with this module by value into its controller. What is shared lives in
+`deployments.autoscaling.shared`, so the package must be installed where the controller runs. Ray Serve applies the
+bounds and the upscale and downscale delays around what a policy answers. An exception here would stop the
+controller's loop for every app, so none leaves.
+"""
+
+import logging
+import time
+from typing import Any
+
+from ray.serve.config import AutoscalingContext
+
+from deployments.autoscaling import decide, demand, shared
+from deployments.autoscaling.facts import PoolFacts
+
+logger = logging.getLogger("ray.serve")
+
+_REMIND_S = 60.0
+
+
+class PoolPolicy:
+    """Target replicas of one pool by the KV tokens that the whole model's requests need."""
+
+    def __init__(
+        self,
+        pool: str,
+        pools: list[dict[str, Any]],
+        utilisation: float = decide.UTILISATION,
+        margin: float = decide.MARGIN,
+        start_patience_s: float = 600.0,
+    ) -> None:
+        """`pools` are `PoolFacts.to_json()` of all pools of the model that `pool` serves, itself included."""
+        self._pool = pool
+        self._facts = [PoolFacts.from_json(facts) for facts in pools]
+        self._utilisation = utilisation
+        self._margin = margin
+        self._start_patience_s = start_patience_s
+        self._since = time.monotonic()
+        self._logged: dict[str, float] = {}
+
+    def __call__(self, ctx: AutoscalingContext) -> tuple[int, dict[str, Any]]:
+        try:
+            return self._decide(ctx), {}
+        except Exception as error:
+            text = f"autoscaling of {self._pool} failed, it stays at {ctx.target_num_replicas} replicas: {error!r}"
+            self._say("failed", text)
+            return ctx.target_num_replicas, {}
+
+    def _decide(self, ctx: AutoscalingContext) -> int:
+        now = time.monotonic()
+        current: int = ctx.target_num_replicas
+        figures = shared.figures_of(ctx.app_name or "")
+        figures.record_pool(
+            self._pool,
+            min_replicas=ctx.capacity_adjusted_min_replicas,
+            max_replicas=ctx.capacity_adjusted_max_replicas,
+            target=current,
+            running=[replica.unique_id for replica in ctx.running_replicas],
+            queued=ctx.total_queued_requests or 0.0,
+            reported=shared.newest(ctx.raw_metrics or {}, lambda replica: replica.unique_id),
+            start_patience_s=self._start_patience_s,
+            now=now,
+        )
+        seen = {facts.name: pool for facts in self._facts if (pool := figures.pool(facts.name, now)) is not None}
+        missing = [facts.name for facts in self._facts if facts.name not in seen]
+        if missing and now - self._since <= shared.FRESH_S:
+            # The controller has just begun, and asks one pool after the other: what is to be theirs is not ours.
+            return current
+        queues = figures.queues_of(self._facts[0].model, now)
+        target = decide.decide_targets(
+            [demand.pool_of(facts, seen[facts.name]) for facts in self._facts if facts.name in seen],
+            demand.demands_of(self._facts, seen, queues),
+            utilisation=self._utilisation,
+            margin=self._margin,
+        )[self._pool]
+        if target.replicas < current and (unknown := _unknown(missing, seen, queues is not None)):
+            self._say(unknown, f"{self._pool} stays at {current} replicas: {unknown}")
+            return current
+        if target.reason:
+            self._say(f"{current} -> {target.replicas}", target.reason)
+        return target.replicas
+
+    def _say(self, about: str, text: str) -> None:
+        """Once a minute about the same: the controller asks several times a second."""
+        now = time.monotonic()
+        if now - self._logged.get(about, float("-inf")) >= _REMIND_S:
+            logger.info("%s", text)
+            self._logged = {old: at for old, at in self._logged.items() if now - at < _REMIND_S} | {about: now}
+
+
+class IngressPolicy:
+    """Leaves the ingress as it is, and keeps what its replicas tell of requests that wait."""
+
+    def __call__(self, ctx: AutoscalingContext) -> tuple[int, dict[str, Any]]:
+        try:
+            shared.figures_of(ctx.app_name or "").record_ingress(
+                ctx.deployment_name,
+                running=[replica.unique_id for replica in ctx.running_replicas],
+                reported=shared.newest(ctx.raw_metrics or {}, lambda replica: replica.unique_id),
+                now=time.monotonic(),
+            )
+        except Exception as error:
+            logger.error("the ingress's queue was not read: %r", error)
+        return ctx.target_num_replicas, {}
+
+
+def _unknown(missing: list[str], seen: dict[str, shared.PoolNow], ingress: bool) -> str:
+    """What is missing for a decision to have less; empty if nothing is."""
+    silent = [f"{pool.silent} of {name}" for name, pool in seen.items() if pool.silent]
+    if missing:
+        return f"nothing is known of {', '.join(missing)}"
+    if silent:
+        return f"no figures from replicas: {', '.join(silent)}"
+    return "" if ingress else "no figures from the ingress"

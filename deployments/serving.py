@@ -1,0 +1,67 @@
+"""One request in an engine's app: its messages, or word that another replica should serve it."""
+
+import logging
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Any
+
+from deployments.asgi import run_app
+from deployments.routing.accounts import Accounts
+from deployments.routing.ticket import ReplicaUnavailable, Ticket
+from hybrid_serve.engine.base import Engine, EngineStartError, Message
+
+logger = logging.getLogger("ray.serve")
+
+ERROR_EVENT_BYTES = 100
+"""An event that says that a stream broke has the word `error` so early: `data: {"error": ...`, `event: error ...`."""
+
+
+async def serve_request(
+    engine: Engine, accounts: Accounts, scope: dict[str, Any], body: bytes, ticket: Ticket | None
+) -> AsyncGenerator[Message]:
+    """The ASGI messages of one request, unbatched; its room is accounted for until the last one or until it is left.
+
+    The answer's head waits for the first piece of its body. vLLM sends the head of a stream before the engine has seen
+    the request, and up to then an engine that dies is this replica's problem alone.
+
+    Closing or cancelling this generator aborts the request in the engine.
+
+    Raises:
+        ReplicaUnavailable: the engine is dead and nothing of the answer was handed out.
+    """
+    head: Message | None = None
+    begun = False
+    with accounts.holding(ticket):
+        try:
+            async with aclosing(run_app(engine.app, scope, body)) as messages:
+                async for message in messages:
+                    if begun:
+                        yield message
+                    elif head is None:
+                        head = message
+                        if message["status"] >= 500:
+                            await _refuse_if_dead(engine)
+                    else:
+                        if b"error" in message.get("body", b"")[:ERROR_EVENT_BYTES]:
+                            await _refuse_if_dead(engine)
+                        begun = True
+                        yield head
+                        yield message
+            if head is not None and not begun:
+                yield head
+        except ReplicaUnavailable:
+            raise
+        except Exception:
+            if not begun:
+                await _refuse_if_dead(engine)
+            raise
+        if head is not None and head["status"] < 400:
+            accounts.answered(ticket)
+
+
+async def _refuse_if_dead(engine: Engine) -> None:
+    try:
+        await engine.check_health()
+    except EngineStartError as error:
+        logger.error("%s", error)
+        raise ReplicaUnavailable(str(error)) from None

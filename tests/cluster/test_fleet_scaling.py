@@ -1,0 +1,175 @@
+"""Autoscaling on a real Ray, with fake engines: cheapest pool first up, dearest first down, and no request lost."""
+
+import re
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+import ray
+from ray import serve
+from ray.exceptions import RayError
+from ray.serve._private.constants import SERVE_CONTROLLER_NAME, SERVE_NAMESPACE
+
+from deployments.config import AppConfig
+from tests.cluster.conftest import App, Cluster, chat, until
+from tests.demo_app import app_values
+
+pytestmark = pytest.mark.cluster
+
+TOKEN_S = 0.05
+
+
+def config_of(folder: Path) -> AppConfig:
+    """`cheap` holds 3 requests of any length in 16 MiB and may have 2 replicas, `dear` holds 7 in 32 MiB."""
+    values = app_values(folder, vllm_args={"token_s": TOKEN_S})
+    pool = values.pop("pool") | {"min_replicas": 0, "upscale_delay_s": 0.5, "downscale_delay_s": 3.0}
+    values["pools"] = [
+        pool | {"name": "dear", "kv_memory": "32MiB", "cost": 10.0, "max_replicas": 1},
+        pool | {"name": "cheap", "kv_memory": "16MiB", "cost": 1.0, "max_replicas": 2},
+    ]
+    return AppConfig.model_validate(values)
+
+
+def targets() -> dict[str, int]:
+    """What autoscaling asks for now."""
+    details = serve.context._get_global_client().get_serve_details()["applications"]["default"]["deployments"]
+    return {pool: details[pool]["target_num_replicas"] for pool in ("cheap", "dear")}
+
+
+class History:
+    """Targets as they change, watched in the background."""
+
+    def __init__(self) -> None:
+        self.steps: list[tuple[int, int]] = []
+
+    def look(self) -> tuple[int, int]:
+        now = targets()
+        step = (now["cheap"], now["dear"])
+        if not self.steps or self.steps[-1] != step:
+            self.steps.append(step)
+        return step
+
+
+@contextmanager
+def watched() -> Iterator[History]:
+    history, ended = History(), threading.Event()
+
+    def watch() -> None:
+        while not ended.wait(0.1):
+            history.look()
+
+    thread = threading.Thread(target=watch)
+    history.look()
+    thread.start()
+    try:
+        yield history
+    finally:
+        ended.set()
+        thread.join()
+
+
+def stream(app: App, tokens: int) -> int:
+    """Tokens that came of as many as were asked for."""
+    answer = app.openai.chat.completions.create(**chat(max_tokens=tokens, stream=True))
+    return sum(1 for chunk in answer if chunk.choices[0].delta.content)
+
+
+@pytest.fixture(scope="module")
+def app(pair_folder: Path, deployed: Callable[[AppConfig], Any]) -> Iterator[App]:
+    with deployed(config_of(pair_folder)) as app:
+        yield app
+
+
+@pytest.fixture(scope="module")
+def clients() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(max_workers=32) as clients:
+        yield clients
+
+
+def test_without_requests_nothing_runs(app: App) -> None:
+    assert targets() == {"cheap": 0, "dear": 0}
+
+
+def test_the_first_request_brings_up_the_cheap_pool_alone_and_is_answered(app: App) -> None:
+    with watched() as history:
+        began = time.monotonic()
+        assert stream(app, 3) == 3
+        assert time.monotonic() - began < 30
+        assert history.steps == [(0, 0), (1, 0)]
+        until(lambda: history.steps[-1] == (0, 0), seconds=60)
+    assert history.steps == [(0, 0), (1, 0), (0, 0)]
+
+
+def test_load_fills_the_cheap_pool_then_starts_the_dear_one_and_goes_back_in_the_other_order(
+    app: App, clients: ThreadPoolExecutor
+) -> None:
+    with watched() as history:
+        waves: list[Future[int]] = []
+        ended = time.monotonic() + 25
+        while time.monotonic() < ended and (2, 1) not in history.steps:
+            waves += [clients.submit(stream, app, 60) for _ in range(12 - sum(not each.done() for each in waves))]
+            time.sleep(0.1)
+        assert history.steps[-1] == (2, 1), history.steps
+        last = [clients.submit(stream, app, 20 + 20 * index) for index in range(12)]
+        assert [each.result(timeout=120) for each in waves] == [60] * len(waves)
+        assert [each.result(timeout=120) for each in last] == [20 + 20 * index for index in range(12)]
+        until(lambda: history.steps[-1] == (0, 0), seconds=90)
+    ups, downs = history.steps[: history.steps.index((2, 1))], history.steps[history.steps.index((2, 1)) :]
+    assert all(cheap == 2 or dear == 0 for cheap, dear in ups), (
+        f"the dear pool came before the cheap one was full: {ups}"
+    )
+    assert downs[1] == (2, 0) and all(dear == 0 for _, dear in downs[1:]), f"the cheap pool went first: {downs}"
+    assert len(history.steps) <= 8, f"it went to and fro: {history.steps}"
+
+
+def test_a_replica_that_is_taken_away_finishes_its_streams_and_gets_no_new_ones(
+    app: App, cluster: Cluster, clients: ThreadPoolExecutor
+) -> None:
+    with watched() as history:
+        # Twelve need the dear replica beside the two cheap ones; the five long ones that outlast them do not.
+        first = [clients.submit(stream, app, 100) for _ in range(12)]
+        until(lambda: running("dear"), seconds=40)
+        long = [clients.submit(stream, app, 400) for _ in range(5)]
+        until(lambda: history.steps[-1][1] == 0, seconds=60)
+        assert not all(each.done() for each in long), "the streams were over before the dear replica was taken away"
+        meanwhile = clients.submit(stream, app, 5)
+        assert meanwhile.result(timeout=30) == 5
+        assert [each.result(timeout=120) for each in first] == [100] * 12
+        assert [each.result(timeout=120) for each in long] == [400] * 5
+    until(lambda: not running("dear"), seconds=20)
+    waited = re.findall(r"to shut down: (\d+) ongoing requests", cluster.replica_log("dear"))
+    assert any(int(requests) > 0 for requests in waited), "the dear replica had nothing to finish"
+
+
+def test_a_controller_that_is_killed_comes_back_and_takes_nothing_away_that_is_in_use(
+    app: App, clients: ThreadPoolExecutor
+) -> None:
+    until(lambda: targets() == {"cheap": 0, "dear": 0}, seconds=60)
+    streams = [clients.submit(stream, app, 500) for _ in range(4)]
+    until(lambda: targets()["cheap"] == 2, seconds=40)
+    until(lambda: running("cheap"), seconds=40)
+    ray.kill(ray.get_actor(SERVE_CONTROLLER_NAME, SERVE_NAMESPACE), no_restart=False)
+    seen = set()
+    while not any(each.done() for each in streams):
+        with suppress(RayError):
+            seen.add((targets()["cheap"], targets()["dear"]))
+        time.sleep(0.1)
+    assert seen == {(2, 0)}
+    assert [each.result(timeout=120) for each in streams] == [500] * 4
+    until(lambda: targets() == {"cheap": 0, "dear": 0}, seconds=60)
+
+
+def running(pool: str) -> bool:
+    details = serve.context._get_global_client().get_serve_details()["applications"]["default"]["deployments"]
+    return any(replica["state"] == "RUNNING" for replica in details[pool]["replicas"])
+
+
+def test_the_controllers_log_says_why(app: App, cluster: Cluster) -> None:
+    log = "\n".join(file.read_text() for file in (cluster.logs / "serve").glob("controller_*.log"))
+    assert "cheap: 0 -> 1 replicas (of 0 to 2): 1 requests with" in log
+    assert "autoscaling of" not in log, "a policy failed"
