@@ -1,8 +1,8 @@
 """The one line that says what a replica got, against what was planned and what stock vLLM would have had."""
 
-from deployments.sizes import format_size
 from hybrid_serve.plan.decide import Decision
 from hybrid_serve.plan.kv_plan import EngineReport, differences
+from hybrid_serve.sizes import format_size
 
 
 def capacity_line(decision: Decision, report: EngineReport, vllm: str) -> str:

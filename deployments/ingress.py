@@ -25,9 +25,14 @@ class BodyTooLarge(Exception):
 class Ingress:
     """The deployment around a `Forwarder`; wrap it with `serve.ingress()`."""
 
-    def __init__(self, pool: DeploymentHandle, model_name: str, check_model: bool = True) -> None:
-        """`check_model=False` leaves the model name to vLLM: with LoRA adapters it knows more names than one."""
+    def __init__(self, services: dict[str, dict[str, DeploymentHandle]], check_model: bool = True) -> None:
+        """`services` are the pools' deployments by model name and pool name.
+
+        `check_model=False` leaves the model name to vLLM: with LoRA adapters it knows more names than one.
+        """
         keep_grpc_local()
+        model_name, pools = next(iter(services.items()))
+        pool = next(iter(pools.values()))
         # gRPC between replicas costs less per chunk than Ray's streaming object references.
         call = pool.options(
             method_name="handle",

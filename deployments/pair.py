@@ -3,9 +3,8 @@
 from dataclasses import dataclass
 from importlib import resources
 
-from deployments.config import DEMO_DRAFT, DEMO_TARGET, MTP, AppConfig
+from deployments.config import DEMO_DRAFT, DEMO_TARGET, FLEET, MTP, ServedPool
 from hybrid_serve.facts.assemble import plan_inputs
-from hybrid_serve.facts.capabilities import DEFAULT_VLLM
 from hybrid_serve.facts.checkpoint import read_drafter, read_target
 from hybrid_serve.facts.device import DeviceFacts, DeviceKind
 from hybrid_serve.facts.errors import fail
@@ -36,7 +35,7 @@ def source_of(name: str) -> str:
     return name
 
 
-def read_pair(config: AppConfig, device: DeviceKind) -> Pair:
+def read_pair(config: ServedPool, device: DeviceKind) -> Pair:
     """Facts of the pair from its `config.json` files and weight headers; no weights are read or downloaded.
 
     Raises:
@@ -60,22 +59,24 @@ def read_pair(config: AppConfig, device: DeviceKind) -> Pair:
     return Pair(target=target, drafter=drafter)
 
 
-def engine_settings(config: AppConfig, pair: Pair) -> EngineSettings:
-    """What the engine is told and the planner plans with."""
+def engine_settings(config: ServedPool, pair: Pair) -> EngineSettings:
+    """What the engine is told and the planner plans with. Where the pools agree on max_model_len, it is the most that
+    they may agree on: the model's own limit."""
     engine = config.engine
+    longest = pair.target.max_position_embeddings if engine.max_model_len == FLEET else engine.max_model_len
     return EngineSettings(
         tensor_parallel_size=engine.tensor_parallel_size,
         kv_dtype=engine.kv_dtype,
         draft_kv_dtype=engine.draft_kv_dtype,
         num_speculative_tokens=speculative_tokens(engine.num_speculative_tokens, pair.drafter),
-        max_model_len=engine.max_model_len,
+        max_model_len=longest,
         max_num_batched_tokens=engine.max_num_batched_tokens,
         max_num_seqs=engine.max_num_seqs,
         prefix_caching=engine.prefix_caching,
     )
 
 
-def inputs_for(config: AppConfig, pair: Pair, device: DeviceFacts) -> PlanInputs:
+def inputs_for(config: ServedPool, pair: Pair, device: DeviceFacts) -> PlanInputs:
     """The planning problem of one replica on a device.
 
     Raises:
@@ -95,6 +96,6 @@ def inputs_for(config: AppConfig, pair: Pair, device: DeviceFacts) -> PlanInputs
         settings=engine_settings(config, pair),
         device=device,
         kv_memory_bytes=memory,
-        vllm=DEFAULT_VLLM,
+        vllm=config.pool.release,
         workload=Workload(contexts=tuple((c.tokens, c.weight) for c in config.workload.contexts)),
     )

@@ -13,7 +13,7 @@ from ray import serve
 
 from deployments.asgi import run_app
 from deployments.capacity_line import capacity_line
-from deployments.config import AppConfig
+from deployments.config import ReplicaConfig
 from deployments.engines import make_engine
 from deployments.local_grpc import keep_grpc_local
 from deployments.pair import Pair, inputs_for, read_pair, source_of
@@ -37,7 +37,7 @@ class Replica:
     calls when running requests are done, ends the engine.
     """
 
-    async def __init__(self, config: AppConfig) -> None:
+    async def __init__(self, config: ReplicaConfig) -> None:
         keep_grpc_local()
         self._config = config
         self._engine: Engine = make_engine(config.engine.implementation)

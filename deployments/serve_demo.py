@@ -40,7 +40,7 @@ def main(arguments: list[str] | None = None) -> int:
         if not _wait_until_ready(stop):
             # An engine that is starting can't be asked to stop: it ends with Ray.
             return 0 if stop.is_set() else 1
-        _say_ready(str(config.model.name), options.host, options.port)
+        _say_ready([served.name for served in config.served], options.host, options.port)
         stop.wait()
         serve.shutdown()
     return 0
@@ -105,10 +105,10 @@ def _reason(message: str) -> str:
     return message[found[-1].start() :].strip() if found else message
 
 
-def _say_ready(model: str, host: str, port: int) -> None:
+def _say_ready(models: list[str], host: str, port: int) -> None:
     url = f"http://{host}:{port}"
-    print(f"ready: {url}/v1 serves {model}")
-    request = f'{{"model": "{model}", "messages": [{{"role": "user", "content": "Hello"}}]}}'
+    print(f"ready: {url}/v1 serves {', '.join(models)}")
+    request = f'{{"model": "{models[0]}", "messages": [{{"role": "user", "content": "Hello"}}]}}'
     print(f"try: curl {url}/v1/chat/completions -H 'content-type: application/json' -d '{request}'", flush=True)
 
 

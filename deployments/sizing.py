@@ -43,3 +43,14 @@ def size_pool(plan: KVPlan, inputs: PlanInputs, pool: PoolConfig) -> PoolSizing:
     most = pool.max_ongoing_requests or concurrency + ceil(concurrency / 4) + 8
     target = pool.target_ongoing_requests or max(1.0, TARGET_SHARE * concurrency)
     return PoolSizing(concurrency=concurrency, target_ongoing_requests=min(target, most), max_ongoing_requests=most)
+
+
+def guessed_sizing(inputs: PlanInputs, pool: PoolConfig) -> PoolSizing:
+    """For a pool whose device is a guess that no plan fits on: as many requests as the engine steps through at once."""
+    most = pool.max_ongoing_requests or inputs.settings.max_num_seqs
+    target = pool.target_ongoing_requests or max(1.0, TARGET_SHARE * most)
+    return PoolSizing(
+        concurrency=inputs.settings.max_num_seqs,
+        target_ongoing_requests=min(target, most),
+        max_ongoing_requests=most,
+    )

@@ -31,6 +31,8 @@ class EngineSettings:
         use_replayssm, replayssm_buffer_len: one state and a ring of inputs instead of 1 + K states, where the release
             has that for the target's mamba layers.
         gdn_prefill_backend: `gdn_prefill_backend` of vLLM's `additional_config`; `auto` is vLLM's default.
+        prefix_match_unit: tokens between two prefix hashes, which a fleet agrees on; None leaves it to vLLM. It must
+            divide the block sizes of the plan, and does not change it.
     """
 
     tensor_parallel_size: int = 1
@@ -47,6 +49,7 @@ class EngineSettings:
     use_replayssm: bool = False
     replayssm_buffer_len: int = 16
     gdn_prefill_backend: GDNPrefill = "auto"
+    prefix_match_unit: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

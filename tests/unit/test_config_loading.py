@@ -6,11 +6,12 @@ from typing import Any
 import pytest
 import yaml
 
-from deployments.config import AppConfig
+from deployments.config import AppConfig, ServedModel
+from deployments.config_places import sections
 from deployments.errors import AppError
 from deployments.loading import DEMO_CONFIG, load_config
 from deployments.pair import source_of
-from deployments.sizes import format_size, parse_size
+from hybrid_serve.sizes import format_size, parse_size
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 
@@ -29,7 +30,7 @@ def mistakes(folder: Path, values: Any, overrides: dict[str, Any] | None = None)
 
 @pytest.mark.parametrize("file", sorted(CONFIGS.glob("*.yaml")), ids=lambda file: file.stem)
 def test_every_shipped_configuration_loads(file: Path) -> None:
-    assert load_config(file).model.name
+    assert all(served.name and served.served_pools for served in load_config(file).served)
 
 
 def test_without_a_file_it_is_the_demo() -> None:
@@ -139,9 +140,9 @@ def test_two_ways_to_say_the_kv_memory_are_a_mistake(tmp_path: Path) -> None:
 
 
 def test_every_field_says_what_it_is_and_what_a_change_costs() -> None:
-    for section, outer in AppConfig.model_fields.items():
-        assert outer.description and outer.annotation is not None
-        for name, field in outer.annotation.model_fields.items():
+    assert all(outer.description for outer in [*AppConfig.model_fields.values(), *ServedModel.model_fields.values()])
+    for section, kind in sections().items():
+        for name, field in kind.model_fields.items():
             assert field.description, f"{section}.{name}"
             assert field.json_schema_extra["change"] in ("light", "restart"), f"{section}.{name}"
 

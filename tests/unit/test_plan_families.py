@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from deployments.config import AppConfig
-from deployments.loading import _resolve_sources
 from deployments.pair import engine_settings, read_pair
+from deployments.sources import resolve_sources
 from hybrid_serve.cli import main
 from hybrid_serve.facts.assemble import plan_inputs
 from hybrid_serve.facts.capabilities import capabilities
@@ -111,7 +111,7 @@ def test_mamba2_groups_are_split_evenly_or_there_is_one_that_is_repeated(
 def test_a_deployment_refuses_mtp_until_it_can_be_served(tmp_path: Path) -> None:
     target = write_checkpoint(tmp_path, qwen3_next())
     values: dict[str, object] = {"model": {"target": target, "drafter": "mtp"}}
-    assert not list(_resolve_sources(values, tmp_path, {}))
+    assert not list(resolve_sources(values, tmp_path))
     with pytest.raises(FactsError, match="not served yet"):
         read_pair(AppConfig.model_validate(values), "cuda")
 
