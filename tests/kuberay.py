@@ -1,4 +1,4 @@
-"""A JSON schema of RayService, for the fields that deploy/kuberay/ uses and their neighbours; anything else is an error.
+"""A JSON schema of RayService, for the fields that deploy/kuberay/ uses and their neighbours; all others are errors.
 
 Our own, by the field reference of KubeRay 1.6.2 (`ray.io/v1`) and the rules its operator checks beyond it; no package
 ships the CRD. Pod templates are left to Kubernetes' own schemas.
@@ -28,7 +28,11 @@ _GROUP = {
 }
 
 _HEAD = _object(
-    {**_GROUP, "enableIngress": {"type": "boolean"}, "serviceType": {"enum": ["ClusterIP", "NodePort", "LoadBalancer"]}},
+    {
+        **_GROUP,
+        "enableIngress": {"type": "boolean"},
+        "serviceType": {"enum": ["ClusterIP", "NodePort", "LoadBalancer"]},
+    },
     "rayStartParams",
     "template",
 )

@@ -153,7 +153,7 @@ def _walk(node: Any) -> Iterator[Values]:
 
 
 def autoscaling(service: Values) -> Values:
-    """What Ray's autoscaler in the head's pod makes of the cluster; it reads the RayCluster that KubeRay makes of ours."""
+    """What Ray's autoscaler in the head's pod makes of the RayCluster that KubeRay makes of ours."""
     raycluster = {"metadata": {"name": "x", "namespace": "default"}, "spec": cluster_of(service)}
     return _derive_autoscaling_config_from_ray_cr(raycluster)  # type: ignore[no-any-return]
 

@@ -64,6 +64,7 @@ def test_machines_of_ones_own_have_no_node_types(on_premise: dict[str, Any], clu
 
 
 def test_machines_of_ones_own_all_stay_in_the_cluster(on_premise: dict[str, Any]) -> None:
+    del on_premise["auth"]["ssh_private_key"]  # Ray reads the file; there is none here.
     (machines,) = launcher_config(on_premise).get_node_type_configs().values()
     # One more may be: the head.
     assert machines.min_worker_nodes == machines.max_worker_nodes - 1 == len(on_premise["provider"]["worker_ips"])

@@ -6,7 +6,7 @@ from typing import Any
 import pydantic
 import pytest
 import yaml
-from ray._private.utils import import_attr
+from ray._common.utils import import_attr
 from ray.serve._private.build_app import build_app
 from ray.serve.schema import ServeDeploySchema
 from ray.serve.scripts import _generate_config_from_file_or_import_path as generate_config
@@ -47,7 +47,7 @@ def test_it_is_valid_by_ray_serves_own_schema(config: dict[str, Any]) -> None:
     check(config)
 
 
-@pytest.mark.parametrize("change", [{"import_path": 3}, {"args": "config=x"}, {"route_prefix": "fleet"}])
+@pytest.mark.parametrize("change", [{"import_path": 3}, {"args": "config=x"}, {"deployments": {"h20": {}}}])
 def test_ray_serves_schema_refuses_a_wrong_value(change: dict[str, Any], config: dict[str, Any]) -> None:
     config["applications"][0].update(change)
     with pytest.raises(pydantic.ValidationError):
@@ -86,7 +86,9 @@ def test_the_fleet_has_the_pools_that_the_clusters_are_made_for() -> None:
 
 def test_serve_deploy_takes_the_file_and_the_builder_with_arguments() -> None:
     by_file = generate_config(str(ROOT / "deploy" / "serve.yaml"), name=None, arguments={}, runtime_env={})
-    by_path = generate_config("deployments:app", name="fleet", arguments={"config": "configs/fleet.yaml"}, runtime_env={})
+    by_path = generate_config(
+        "deployments:app", name="fleet", arguments={"config": "configs/fleet.yaml"}, runtime_env={}
+    )
     (first,), (second,) = by_file.applications, by_path.applications
     assert (first.name, first.import_path, first.args) == (second.name, second.import_path, second.args)
 
