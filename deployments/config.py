@@ -8,12 +8,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from hybrid_serve.negotiation.agreement import FleetFacts
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from deployments.config_fields import Section, Size, light, restart
 from deployments.engine_options import FLEET, EngineOptions
 from deployments.pool_config import PoolConfig
+from hybrid_serve.negotiation.agreement import FleetFacts
 
 __all__ = [
     "DEMO_DRAFT",

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
-from deployments.config import FLEET, ReplicaConfig, ServedModel, ServedPool
+from deployments.config import ReplicaConfig, ServedModel, ServedPool
 from deployments.pair import Pair, inputs_for, read_pair
 from deployments.pool_device import PoolDevice, pool_device
 from deployments.sizing import PoolSizing, guessed_sizing, size_pool
@@ -160,7 +160,7 @@ def _facts(served: ServedModel, declared: list[_Declared]) -> FleetFacts:
         model_name=served.name,
         target_fingerprint=pair.target.fingerprint,
         drafter_fingerprint=pair.drafter.fingerprint if pair.drafter else None,
-        max_model_len=None if configured == FLEET else configured,
+        max_model_len=configured if isinstance(configured, int) else None,
         policy=served.engine.policy,
         pools=[DeclaredPool(name=one.name, inputs=one.inputs, known=one.device.known) for one in declared],
     )

@@ -7,6 +7,7 @@ import yaml
 from pydantic import BaseModel
 
 from deployments.config_places import LISTS, Named, Place, all_keys, keys_of, models, pools, sections
+from deployments.errors import AppError
 from deployments.mistakes import nearest
 from deployments.pool_config import OVERRIDING, PoolConfig
 
@@ -22,6 +23,21 @@ class Written(NamedTuple):
 
 class NoPlace(ValueError):
     """An override has no place or no value; the text says why, and what it might have meant."""
+
+
+def from_command_line(texts: Iterable[str]) -> dict[str, str]:
+    """Overrides of `key=value` arguments.
+
+    Raises:
+        AppError: an argument without `=`.
+    """
+    overrides = {}
+    for text in texts:
+        key, equals, value = text.partition("=")
+        if not equals:
+            raise AppError(f"{text!r} is not key=value, e.g. engine.max_model_len=1024")
+        overrides[key] = value
+    return overrides
 
 
 def apply_overrides(values: dict[str, Any], overrides: Mapping[str, Any]) -> Written:

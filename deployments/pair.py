@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from importlib import resources
 
-from deployments.config import DEMO_DRAFT, DEMO_TARGET, FLEET, MTP, ServedPool
+from deployments.config import DEMO_DRAFT, DEMO_TARGET, MTP, ServedPool
 from hybrid_serve.facts.assemble import plan_inputs
 from hybrid_serve.facts.checkpoint import read_drafter, read_target
 from hybrid_serve.facts.device import DeviceFacts, DeviceKind
@@ -63,7 +63,8 @@ def engine_settings(config: ServedPool, pair: Pair) -> EngineSettings:
     """What the engine is told and the planner plans with. Where the pools agree on max_model_len, it is the most that
     they may agree on: the model's own limit."""
     engine = config.engine
-    longest = pair.target.max_position_embeddings if engine.max_model_len == FLEET else engine.max_model_len
+    asked = engine.max_model_len
+    longest = asked if isinstance(asked, int) else pair.target.max_position_embeddings
     return EngineSettings(
         tensor_parallel_size=engine.tensor_parallel_size,
         kv_dtype=engine.kv_dtype,

@@ -19,6 +19,7 @@ from deployments.builder import build
 from deployments.errors import AppError
 from deployments.loading import load_config
 from deployments.local_ray import private_ray
+from deployments.overrides import from_command_line
 
 OBJECT_STORE_BYTES = 128 * 2**20
 """Requests and answers pass by gRPC: Ray's object store holds next to nothing."""
@@ -28,7 +29,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Serve until SIGINT or SIGTERM. Answers the exit status: 2 for a configuration that can't be served."""
     options = _parser().parse_args(arguments)
     try:
-        config = load_config(options.config, _overrides(options.overrides))
+        config = load_config(options.config, from_command_line(options.overrides))
         app = build(config)
     except AppError as error:
         print(f"Error: {error}", file=sys.stderr)
@@ -53,16 +54,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--config", help="configuration file (default: the demo's)")
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="e.g. engine.max_model_len=1024")
     return parser
-
-
-def _overrides(texts: list[str]) -> dict[str, str]:
-    overrides = {}
-    for text in texts:
-        key, equals, value = text.partition("=")
-        if not equals:
-            raise AppError(f"{text!r} is not key=value, e.g. engine.max_model_len=1024")
-        overrides[key] = value
-    return overrides
 
 
 @contextmanager

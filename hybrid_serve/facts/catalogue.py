@@ -29,11 +29,13 @@ ALIASES: dict[str, str] = {
     "H200 141GB": "H200",
     "RTX PRO 6000 Blackwell": "RTX PRO 6000",
     "RTX PRO 6000 96GB": "RTX PRO 6000",
+    "RTX-PRO-6000": "RTX PRO 6000",
     "A100 80GB": "A100",
     "A100-80G": "A100",
     "RTX A6000 48GB": "A6000",
     "A6000 48GB": "A6000",
     "RTX A6000": "A6000",
+    "RTX-A6000": "A6000",
     "L40S 48GB": "L40S",
 }
 

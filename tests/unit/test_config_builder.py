@@ -1,21 +1,23 @@
 """What the builder refuses before anything is deployed, and how it sizes what it builds. No Ray is started."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 from ray.serve import Application
 
-from deployments import builder
+from deployments import pool_device as pool_devices
 from deployments.builder import AppArgs, app, build
 from deployments.config import AppConfig
 from deployments.errors import AppError
-from deployments.pair import inputs_for
-from deployments.sizing import PoolSizing, planned_concurrency, size_pool
+from deployments.fleet import PlannedPool, plan_model
+from deployments.pool_config import PoolConfig
+from deployments.pool_device import pool_device
+from deployments.sizing import PoolSizing, planned_concurrency
 from hybrid_serve.facts.errors import fail
-from hybrid_serve.plan.decide import decide
-from tests.demo_app import CPU, app_values, demo_pair
+from tests.demo_app import app_values
 
 
 def config_of(folder: Path, pool: dict[str, Any] | None = None, **engine: Any) -> AppConfig:
@@ -28,6 +30,15 @@ def refusal(config: AppConfig) -> str:
     with pytest.raises(AppError) as caught:
         build(config)
     return str(caught.value)
+
+
+def planned(config: AppConfig) -> PlannedPool:
+    """The one pool of a configuration."""
+    (served,) = config.served
+    model = plan_model(served)
+    assert model.problems == ()
+    (pool,) = model.pools
+    return pool
 
 
 def test_the_demo_geometry_builds(pair_folder: Path) -> None:
@@ -74,7 +85,7 @@ def test_a_drafter_made_for_another_target(pair_folder: Path, tmp_path: Path) ->
 def test_too_little_memory_names_the_largest_length_that_fits(pair_folder: Path) -> None:
     text = refusal(config_of(pair_folder, max_model_len=4000, kv_memory="7MiB"))
     assert "one request of 4,000 tokens needs" in text
-    largest = int(text.rpartition("engine.max_model_len that fits is ")[2])
+    largest = int(re.search(r"largest max_model_len that fits is ([\d,]+)", text)[1].replace(",", ""))
     assert isinstance(build(config_of(pair_folder, max_model_len=largest, kv_memory="7MiB")), Application)
 
 
@@ -87,8 +98,8 @@ def test_an_unknown_accelerator_is_refused(pair_folder: Path) -> None:
     assert "'H2O' is not in the catalogue" in text
 
 
-def test_a_gpu_pool_is_planned_for_the_gpu_it_names(pair_folder: Path) -> None:
-    device, known = builder.pool_device(config_of(pair_folder, {"device": "cuda", "accelerator_type": "H200"}))
+def test_a_gpu_pool_is_planned_for_the_gpu_it_names() -> None:
+    device, known = pool_device(PoolConfig(device="cuda", accelerator_type="H200"))
     assert (device.kind, device.sm, known) == ("cuda", 90, True)
 
 
@@ -98,22 +109,21 @@ def test_a_gpu_pool_of_any_gpu_is_left_to_the_replicas_where_there_is_none(
     def none(kind: str) -> None:
         raise fail("No GPU is visible", "Get one")
 
-    monkeypatch.setattr(builder, "measure_device", none)
+    monkeypatch.setattr(pool_devices, "measure_device", none)
     config = config_of(pair_folder, {"device": "cuda"}, kv_memory="1MiB")
-    assert builder.pool_device(config)[1] is False
+    assert pool_device(config.pool).known is False
     assert isinstance(build(config), Application)
+    assert planned(config).sizing == PoolSizing(concurrency=16, target_ongoing_requests=12.8, max_ongoing_requests=16)
 
 
 def test_autoscaling_follows_the_plan(pair_folder: Path) -> None:
     """A replica with a third of the memory is given fewer requests; max_num_seqs bounds one with plenty."""
     sizes = []
     for memory in ("1GiB", "24MiB", "8MiB"):
-        config = config_of(pair_folder, kv_memory=memory)
-        inputs = inputs_for(config, demo_pair(config), CPU)
-        plan = decide(inputs).plan
-        assert plan is not None
-        sizes.append(size_pool(plan, inputs, config.pool))
-        assert sizes[-1].concurrency == planned_concurrency(plan, inputs)
+        pool = planned(config_of(pair_folder, kv_memory=memory))
+        assert pool.decision.plan is not None
+        sizes.append(pool.sizing)
+        assert sizes[-1].concurrency == planned_concurrency(pool.decision.plan, pool.inputs)
     assert sizes[0] == PoolSizing(concurrency=16, target_ongoing_requests=12.8, max_ongoing_requests=28)
     assert sizes[0].concurrency > sizes[1].concurrency > sizes[2].concurrency >= 1
     for size in sizes:
@@ -122,10 +132,7 @@ def test_autoscaling_follows_the_plan(pair_folder: Path) -> None:
 
 def test_the_configurations_own_numbers_win(pair_folder: Path) -> None:
     config = config_of(pair_folder, {"target_ongoing_requests": 50, "max_ongoing_requests": 3})
-    inputs = inputs_for(config, demo_pair(config), CPU)
-    plan = decide(inputs).plan
-    assert plan is not None
-    size = size_pool(plan, inputs, config.pool)
+    size = planned(config).sizing
     assert (size.target_ongoing_requests, size.max_ongoing_requests) == (3, 3)
 
 

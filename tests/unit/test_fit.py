@@ -9,6 +9,7 @@ import pytest
 from hybrid_serve.cli import main
 from hybrid_serve.facts.catalogue import GPUS
 from tests.unit.facts_checkpoints import dflash, qwen3_5, safetensors, write_checkpoint
+from tests.unit.gpu_fleet import sparse_weights
 
 GIB = 1024**3
 
@@ -23,14 +24,6 @@ def answer(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any
     main([*arguments, "--json"])
     value: dict[str, Any] = json.loads(capsys.readouterr().out)
     return value
-
-
-def sparse_weights(folder: Path, data_bytes: int) -> None:
-    """A safetensors file of `data_bytes` that takes no room: all of its data is a hole."""
-    header = json.dumps({"w": {"dtype": "BF16", "shape": [data_bytes // 2], "data_offsets": [0, data_bytes]}}).encode()
-    with (folder / "model.safetensors").open("wb") as file:
-        file.write(len(header).to_bytes(8, "little") + header)
-        file.truncate(8 + len(header) + data_bytes)
 
 
 def test_there_is_one_row_for_each_gpu_and_tensor_parallel_size(
