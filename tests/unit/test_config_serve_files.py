@@ -1,5 +1,6 @@
 """The fleet as Ray Serve's configuration: what `serve deploy` and KubeRay hand to Ray Serve, and to our builder."""
 
+import re
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -102,3 +103,12 @@ def test_a_built_app_can_be_told_to_ray_serve_as_a_configuration(pair_folder: Pa
     application = {"name": "demo", "import_path": "deployments:app", "deployments": deployments}
     parsed = ServeDeploySchema.model_validate({"applications": [application]})
     assert {each.name for each in parsed.applications[0].deployments} == {each.name for each in built.deployments}
+
+
+PAGES = ["docs/deploying.md", "deploy/kuberay/README.md", "ray_cluster.yaml", "deploy/on_premise.yaml"]
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_file_of_the_project_that_is_named_exists(page: str) -> None:
+    named = re.findall(r"\b(?:configs|deploy|deployments|docs)/[\w./-]*\w", (ROOT / page).read_text())
+    assert named and [name for name in named if not (ROOT / name).exists()] == []
