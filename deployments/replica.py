@@ -43,8 +43,7 @@ class Replica:
         self._engine: Engine = make_engine(config.engine.implementation)
         self._report: EngineReport | None = None
         self._report_period_s = REPORT_PERIOD_S
-        self._reporting: asyncio.Task[None] | None = None
-        self._telling = asyncio.Lock()
+        self._reporter: planner.Reporter | None = None
         try:
             await self._start()
         except BaseException:
@@ -61,12 +60,13 @@ class Replica:
         source = f"{self._answer.source}: {self._answer.note}" if self._answer.note else self._answer.source
         logger.info("plan %.1f s (%s)", time.monotonic() - started, source)
         engine_config = await self._engine_config(pair)
-        self._reporting = asyncio.ensure_future(self._keep_reporting())
+        self._reporter = planner.Reporter(self._offer, self._answer, self._report_period_s)
+        self._reporter.begin()
         with _phase("engine"), _log_file_kept():
             report = await self._engine.start(engine_config)
         with _phase("verify"):
             self._report = report
-            await self._tell_planner()
+            await self._reporter.started(report)
         line = capacity_line(self._answer.decision, report, self._offer.inputs.capabilities.version)
         logger.log(logging.ERROR if self._differences() else logging.INFO, "%s", line)
 
@@ -79,12 +79,14 @@ class Replica:
             drafter_fingerprint=pair.drafter.fingerprint if pair.drafter else None,
             inputs=inputs,
             policy=self._config.engine.policy,
+            fleet=self._config.fleet,
         )
 
     async def _engine_config(self, pair: Pair) -> EngineConfig:
         chosen = self._answer.decision.chosen
         if isinstance(chosen, Impossible):
-            raise EngineStartError(f"no KV plan for {self._offer.model_name}: {chosen.reason}; {chosen.remedy}")
+            why = self._answer.refusal or f"{chosen.reason}; {chosen.remedy}"
+            raise EngineStartError(f"no KV plan for {self._offer.model_name}: {why}")
         model = self._config.model
         with _phase("weights"):
             target = await asyncio.to_thread(materialise, source_of(str(model.target)), pair.target.revision)
@@ -97,20 +99,10 @@ class Replica:
             drafter_path=None if drafter is None else str(drafter),
             target=pair.target,
             drafter=pair.drafter,
-            settings=self._offer.inputs.settings,
+            settings=self._answer.inputs.settings,
             plan=chosen.plan,
             engine_args=dict(self._config.engine.vllm_args),
         )
-
-    async def _keep_reporting(self) -> None:
-        """Tells the planner again and again, so that one that was restarted knows this replica."""
-        while True:
-            await self._tell_planner()
-            await asyncio.sleep(self._report_period_s)
-
-    async def _tell_planner(self) -> None:
-        async with self._telling:
-            await planner.report(self._offer, self._answer, self._report)
 
     async def handle(self, scope: dict[str, Any], body: bytes) -> AsyncGenerator[Message]:
         """One HTTP request in the engine's app: its ASGI messages, unbatched.
@@ -137,6 +129,8 @@ class Replica:
         """Light options of a running replica. Idempotent; never raises, which would kill the replica."""
         try:
             self._report_period_s = max(1.0, float(user_config["report_period_s"]))
+            if self._reporter is not None:
+                self._reporter.period_s = self._report_period_s
         except (TypeError, KeyError, ValueError) as error:
             logger.error("ignored user_config %r: %r", user_config, error)
 
@@ -160,10 +154,8 @@ class Replica:
 
     async def _stop(self) -> None:
         """Ends the engine by its own means; safe to repeat."""
-        if self._reporting is not None:
-            self._reporting.cancel()
-            self._reporting = None
-            await planner.forget(self._offer.replica_id)
+        if self._reporter is not None:
+            await self._reporter.stop()
         await self._engine.stop()
 
     def _differences(self) -> tuple[str, ...]:

@@ -4,7 +4,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from hybrid_serve import explain_command, fit_command, fleet_command, plan_command
+from hybrid_serve import explain_command, fit_command, fleet_command, plan_command, status_command
 from hybrid_serve.facts.errors import FactsError
 
 
@@ -12,7 +12,7 @@ def parser() -> argparse.ArgumentParser:
     """The command line, one subcommand a module."""
     top = argparse.ArgumentParser(prog="hybrid-serve", description=__doc__)
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for command in (plan_command, explain_command, fit_command, fleet_command):
+    for command in (plan_command, explain_command, fit_command, fleet_command, status_command):
         command.add_to(commands)
     return top
 

@@ -3,9 +3,10 @@
 from pathlib import Path
 from typing import Any
 
-from deployments.config import AppConfig
+from deployments.config import AppConfig, ServedPool
 from deployments.pair import Pair, inputs_for, read_pair
 from hybrid_serve.facts.device import DeviceFacts
+from hybrid_serve.negotiation.agreement import DeclaredPool, FleetFacts
 from hybrid_serve.negotiation.offer import ReplicaOffer
 
 GIB = 2**30
@@ -31,19 +32,35 @@ def app_values(folder: Path, **engine: Any) -> dict[str, Any]:
 
 
 def demo_pair(config: AppConfig) -> Pair:
-    return read_pair(config, "cpu")
+    return read_pair(_only_pool(config), "cpu")
 
 
 def demo_offer(folder: Path, replica_id: str = "r1", **engine: Any) -> ReplicaOffer:
     """What a replica of `app_values` offers."""
     config = AppConfig.model_validate(app_values(folder, **engine))
-    pair = demo_pair(config)
+    served, pair = _only_pool(config), demo_pair(config)
+    inputs = inputs_for(served, pair, CPU)
+    drafter = pair.drafter.fingerprint if pair.drafter else None
+    fleet = FleetFacts.of(
+        model_name=str(served.model.name),
+        target_fingerprint=pair.target.fingerprint,
+        drafter_fingerprint=drafter,
+        max_model_len=inputs.settings.max_model_len,
+        policy=served.engine.policy,
+        pools=[DeclaredPool(name=served.pool.name, inputs=inputs, known=True)],
+    )
     return ReplicaOffer(
         replica_id=replica_id,
-        pool=config.pool.name,
-        model_name=str(config.model.name),
+        pool=served.pool.name,
+        model_name=fleet.model_name,
         target_fingerprint=pair.target.fingerprint,
-        drafter_fingerprint=pair.drafter.fingerprint if pair.drafter else None,
-        inputs=inputs_for(config, pair, CPU),
-        policy=config.engine.policy,
+        drafter_fingerprint=drafter,
+        inputs=inputs,
+        policy=fleet.policy,
+        fleet=fleet,
     )
+
+
+def _only_pool(config: AppConfig) -> ServedPool:
+    ((served,),) = (model.served_pools for model in config.served)
+    return served

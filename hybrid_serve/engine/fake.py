@@ -39,14 +39,15 @@ class FakeOptions:
         return cls(**args)
 
 
-def report_as_planned(plan: KVPlan) -> EngineReport:
-    """The report of an engine that runs its plan exactly."""
+def report_as_planned(plan: KVPlan, prefix_match_unit: int | None = None) -> EngineReport:
+    """The report of an engine that runs its plan exactly, and hashes prefixes by the unit that it was told."""
     return EngineReport(
         num_blocks=plan.num_blocks,
         groups=tuple((g.kind, g.layers, g.block_size, g.page_size_bytes) for g in plan.groups),
         kv_tokens=plan.kv_tokens,
         concurrency=plan.concurrency,
         workers=1,
+        prefix_match_unit=prefix_match_unit,
     )
 
 
@@ -72,7 +73,7 @@ class FakeEngine:
         if config.plan is None:
             raise EngineStartError("the fake engine has no plan of its own: give it one")
         self._config = config
-        report = report_as_planned(config.plan)
+        report = report_as_planned(config.plan, config.settings.prefix_match_unit)
         if self._options.num_blocks is not None:
             report = replace(report, num_blocks=self._options.num_blocks)
         return report

@@ -83,12 +83,18 @@ class VLLMEngine:
                 )
             if worker["groups"] != workers[0]["groups"] or worker["num_blocks"] != workers[0]["num_blocks"]:
                 raise EngineStartError(f"worker {rank} got another KV cache than worker 0: {worker} and {workers[0]}")
+            if worker["prefix_match_unit"] != (config.settings.prefix_match_unit or worker["prefix_match_unit"]):
+                raise EngineStartError(
+                    f"worker {rank} hashes prefixes every {worker['prefix_match_unit']} tokens, the fleet agreed on "
+                    f"{config.settings.prefix_match_unit}: the release does not take prefix_match_unit for this plan"
+                )
         return EngineReport(
             num_blocks=workers[0]["num_blocks"],
             groups=tuple((kind, layers, block, page) for kind, layers, block, page in workers[0]["groups"]),
             kv_tokens=cache.kv_cache_size_tokens,
             concurrency=cache.kv_cache_max_concurrency,
             workers=len(workers),
+            prefix_match_unit=workers[0]["prefix_match_unit"],
         )
 
     async def _serve(self, arguments: argparse.Namespace) -> None:
@@ -150,6 +156,8 @@ def server_arguments(config: EngineConfig) -> argparse.Namespace:
         raise EngineStartError(
             f"engine arguments {', '.join(decided)} are decided by the config's own fields: set them there"
         )
+    if missing := sorted(name for name in planned if not hasattr(arguments, name)):
+        raise EngineStartError(f"this vLLM has no engine arguments {', '.join(missing)}, which the plan needs")
     for name, value in {**config.engine_args, **planned}.items():
         setattr(arguments, name, value)
     return arguments
@@ -179,6 +187,8 @@ def _planned_arguments(config: EngineConfig) -> dict[str, Any]:
     }
     if settings.block_size is not None:
         planned["block_size"] = settings.block_size
+    if settings.prefix_match_unit is not None:
+        planned["prefix_match_unit"] = settings.prefix_match_unit
     if plan is not None:
         planned["kv_cache_memory_bytes"] = plan.kv_memory_bytes
         planned["additional_config"] = entry(plan)

@@ -45,6 +45,19 @@ def _check_before_allocation() -> None:
     WorkerWrapperBase.initialize_from_config = initialize_from_config
 
 
+def prefix_match_unit(vllm_config: Any, kv_cache_config: Any) -> int | None:
+    """Tokens between two prefix hashes, by the function that the engine core takes them from; None if it makes none.
+
+    Of the configuration that this worker was handed, which has the engine core's groups.
+    """
+    from vllm.v1.core.kv_cache_utils import resolve_kv_cache_block_sizes
+
+    if not vllm_config.cache_config.enable_prefix_caching:
+        return None
+    _, unit = resolve_kv_cache_block_sizes(kv_cache_config, vllm_config)
+    return int(unit)
+
+
 def _mend_cpu_sampling() -> None:
     import vllm
     from vllm.platforms import current_platform
@@ -62,7 +75,8 @@ class PlanWorkerExtension:
     """Methods for `collective_rpc`: what this worker really runs."""
 
     def hybrid_serve_report(self) -> dict[str, Any]:
-        """{"patched": bool, "plan_id": str | None, "num_blocks": int, "groups": [[kind, layers, block, page], ...]}."""
+        """{"patched": bool, "plan_id": str | None, "num_blocks": int, "groups": [[kind, layers, block, page], ...],
+        "prefix_match_unit": int | None}."""
         from hybrid_serve.engine.plugin import patched
 
         worker: Any = self
@@ -73,4 +87,5 @@ class PlanWorkerExtension:
             "plan_id": plan.plan_id if plan else None,
             "num_blocks": config.num_blocks,
             "groups": [list(row) for row in group_rows(config.kv_cache_groups, KINDS)],
+            "prefix_match_unit": prefix_match_unit(worker.vllm_config, config),
         }

@@ -83,6 +83,9 @@ class EngineCapabilities:
         cpu_expands_only_integers: the CPU's rejection sampler gets uninitialised temperatures
             (utils/cpu_triton_utils.py, _expand_kernel_impl); see hybrid_serve.engine.patches.cpu_sampling.
 
+        sets_prefix_match_unit: the tokens between two prefix hashes can be given (engine/arg_utils.py,
+            --prefix-match-unit).
+
         patch: module under hybrid_serve.engine.patches that applies a plan; None if none does.
     """
 
@@ -123,6 +126,7 @@ class EngineCapabilities:
     v2_for_mixed_dflash: bool = False
     cpu_mamba_align: bool = False
     cpu_expands_only_integers: bool = True
+    sets_prefix_match_unit: bool = True
     patch: str | None = "kv_cache_utils"
 
     @property
@@ -172,6 +176,7 @@ _V0_20 = replace(
     v1_targets="all",
     v2_methods=frozenset(),
     v2_for_mixed_dflash=False,
+    sets_prefix_match_unit=False,
     patch=None,
 )
 _V0_32 = replace(

@@ -7,10 +7,11 @@ What must be the same on every replica that serves one model name, and where eac
   holds. vLLM's `/v1/models` advertises it, and a request is routed to any pool. A pool holds what its plan's admission
   check lets in (`hybrid_serve.plan.build.fits`, after vLLM 0.29.0, v1/core/kv_cache_utils.py, get_kv_cache_configs).
 - *prefix_match_unit*: tokens between two prefix hashes. vLLM 0.29.0 (v1/core/kv_cache_utils.py,
-  resolve_kv_cache_block_sizes) hashes every `prefix_match_unit` tokens (config/cache.py), by default the greatest common
-  divisor of the groups' block sizes, and refuses a unit that does not divide each of them. So the one unit that every
-  pool's plan can live with is the greatest common divisor over all pools. An engine with one group ignores the option
-  and hashes whole blocks (the same function; UnitaryKVCacheCoordinator): its block must be the agreed unit.
+  resolve_kv_cache_block_sizes) hashes every `prefix_match_unit` tokens (config/cache.py), by default the greatest
+  common divisor of the groups' block sizes, and refuses a unit that does not divide each of them. So the one unit that
+  every pool's plan can live with is the greatest common divisor over all pools. An engine with one group hashes whole
+  blocks whatever it is told (the same function; UnitaryKVCacheCoordinator; refused from 0.32), and so does one of a
+  release without the option (before 0.26, `EngineCapabilities.sets_prefix_match_unit`): its own must be the agreed one.
 """
 
 import hashlib
@@ -21,6 +22,7 @@ from functools import lru_cache
 from math import gcd
 from typing import Any
 
+from hybrid_serve.facts.capabilities import capabilities
 from hybrid_serve.facts.model import Fingerprint
 from hybrid_serve.plan.decide import decide
 from hybrid_serve.plan.inputs import PlanInputs
@@ -100,9 +102,19 @@ class FleetFacts:
         return next((pool for pool in self.pools if pool.name == name), None)
 
     def measured(self, name: str, inputs: PlanInputs) -> "FleetFacts":
-        """The same fleet (and generation) with what a replica of one pool measured in place of what was declared."""
-        pools = (replace(p, inputs=inputs, known=True) if p.name == name else p for p in self.pools)
-        return replace(self, pools=tuple(pools))
+        """The same fleet (and generation) with what a replica of one pool measured in place of what was declared.
+
+        The length that is asked for stays the declared one.
+        """
+        return replace(
+            self,
+            pools=tuple(
+                replace(pool, inputs=_with_length(inputs, pool.inputs.settings.max_model_len), known=True)
+                if pool.name == name
+                else pool
+                for pool in self.pools
+            ),
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,6 +132,16 @@ class Agreement:
     drafter_fingerprint: Fingerprint | None
     max_model_len: int
     prefix_match_unit: int | None
+
+    def is_of(self, fleet: FleetFacts) -> bool:
+        """It can be this fleet's agreement. Its length, if none is configured, and its unit are not derived again."""
+        return (
+            self.generation == fleet.generation
+            and self.model_name == fleet.model_name
+            and self.target_fingerprint == fleet.target_fingerprint
+            and self.drafter_fingerprint == fleet.drafter_fingerprint
+            and fleet.max_model_len in (None, self.max_model_len)
+        )
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -191,7 +213,8 @@ def agree(fleet: FleetFacts) -> Agreement | Refusal:
 
 def inputs_under(agreement: Agreement, inputs: PlanInputs) -> PlanInputs:
     """A replica's planning problem with the agreed values in place of its own."""
-    unit = agreement.prefix_match_unit if inputs.settings.prefix_caching else None
+    told = inputs.settings.prefix_caching and inputs.capabilities.sets_prefix_match_unit
+    unit = agreement.prefix_match_unit if told else None
     settings = replace(inputs.settings, max_model_len=agreement.max_model_len, prefix_match_unit=unit)
     return replace(inputs, settings=settings)
 
@@ -206,13 +229,15 @@ def refused_unit(plan: KVPlan, unit: int | None, pool: str) -> Refusal | None:
     if unit is None:
         return None
     own = prefix_unit(plan)
-    if own % unit == 0 and (len(plan.groups) > 1 or own == unit):
+    told = len(plan.groups) > 1 and capabilities(plan.vllm).sets_prefix_match_unit
+    if own == unit or (told and own % unit == 0):
         return None
     blocks = ", ".join(f"{size:,}" for size in sorted({group.block_size for group in plan.groups}))
-    what = "blocks" if len(plan.groups) > 1 else "the one group's blocks, which vLLM hashes whole,"
+    why = "" if told else f", which vLLM {plan.vllm} hashes every {own:,} tokens whatever it is told"
     return Refusal(
         pool=pool,
-        reason=f"the fleet hashes prefixes every {unit:,} tokens, and {what} of this pool's plan have {blocks} tokens",
+        reason=f"the fleet hashes prefixes every {unit:,} tokens, and this pool's plan has blocks of {blocks} tokens"
+        f"{why}",
         remedy="declare the pool's accelerator_type, so that the fleet agrees with its plan in view, or turn prefix "
         "caching off in this pool",
     )

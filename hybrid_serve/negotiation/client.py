@@ -2,22 +2,30 @@
 
 import asyncio
 import logging
+import uuid
 from typing import Any
 
+from ray.actor import ActorHandle
+
+from hybrid_serve.negotiation.answers import agreement_with, answer_to
+from hybrid_serve.negotiation.book import REPORT_PERIOD_S
 from hybrid_serve.negotiation.offer import PlanAnswer, ReplicaOffer
 from hybrid_serve.negotiation.planner import planner_handle
-from hybrid_serve.plan.decide import decide
 from hybrid_serve.plan.kv_plan import EngineReport
 
 logger = logging.getLogger(__name__)
 
 DEFAULT_TIMEOUT_S = 15.0
 
+_handle: ActorHandle[Any] | None = None
+
 
 async def negotiate(offer: ReplicaOffer, timeout_s: float = DEFAULT_TIMEOUT_S) -> PlanAnswer:
     """The planner's answer, or one computed here if the planner can't be reached within `timeout_s`.
 
-    Never raises because of the planner; equal code gives equal plans on both sides.
+    Never raises because of the planner; equal code gives equal plans on both sides. Computed here, the agreement is the
+    one of the declared fleet with this replica's own measurement: what a planner would fix if this replica were the
+    first to ask.
     """
     try:
         answer: PlanAnswer = await asyncio.wait_for(_call("negotiate", offer), timeout_s)
@@ -27,22 +35,66 @@ async def negotiate(offer: ReplicaOffer, timeout_s: float = DEFAULT_TIMEOUT_S) -
     except Exception as error:
         reason = f"planner unreachable: {_first_line(error)}"
     logger.warning("%s; replica %s plans for itself", reason, offer.replica_id)
-    return PlanAnswer(decision=decide(offer.inputs, offer.policy), source="local", note=reason)
+    return answer_to(offer, agreement_with(offer), "local", reason)
 
 
-async def report(
-    offer: ReplicaOffer, answer: PlanAnswer, report: EngineReport | None, timeout_s: float = DEFAULT_TIMEOUT_S
-) -> bool:
-    """Tell the planner what the engine got (None: still starting). False if it could not be told.
+class Reporter:
+    """Keeps the planner informed of one replica, from its answer until it stops.
 
-    Repeat it: a planner that lost its memory learns of this replica again, and forgets those that fall silent.
+    A heartbeat every `period_s` says only that the replica lives and which report it last sent; a planner that does not
+    have that report (it was restarted, or the report was lost) is sent it at once.
     """
-    return await _tell("report", offer, answer, report, timeout_s=timeout_s)
 
+    def __init__(self, offer: ReplicaOffer, answer: PlanAnswer, period_s: float = REPORT_PERIOD_S) -> None:
+        self.period_s = period_s
+        self._offer = offer
+        self._answer = answer
+        self._report: EngineReport | None = None
+        self._start = uuid.uuid4().hex[:12]
+        self._sending = asyncio.Lock()
+        self._task: asyncio.Task[None] | None = None
 
-async def forget(replica_id: str, timeout_s: float = 2.0) -> bool:
-    """Tell the planner that this replica stops. False if it could not be told."""
-    return await _tell("forget", replica_id, timeout_s=timeout_s)
+    @property
+    def incarnation(self) -> str:
+        """Of this start of the replica, and of what it has to tell: another one before and after the engine started."""
+        return f"{self._start}:{'starting' if self._report is None else 'started'}"
+
+    def begin(self) -> None:
+        """Report from now on, in the background of the running event loop."""
+        self._task = asyncio.ensure_future(self._run())
+
+    async def started(self, report: EngineReport) -> bool:
+        """The engine runs: tell the planner now. False if it could not be told; a later heartbeat does it then."""
+        self._report = report
+        return await self._send()
+
+    async def stop(self) -> None:
+        """The replica stops; safe to repeat, and before `begin`."""
+        task, self._task = self._task, None
+        if task is not None:
+            task.cancel()
+            await _tell("forget", self._offer.replica_id, timeout_s=2.0)
+
+    async def beat(self) -> bool:
+        """One heartbeat, and the full report if the planner wants it. False if the planner could not be told."""
+        try:
+            known = await asyncio.wait_for(
+                _call("heartbeat", self._offer.replica_id, self.incarnation), DEFAULT_TIMEOUT_S
+            )
+        except Exception as error:
+            logger.warning("planner did not take a heartbeat: %s", _first_line(error))
+            return False
+        return bool(known) or await self._send()
+
+    async def _run(self) -> None:
+        while True:
+            await self.beat()
+            await asyncio.sleep(self.period_s)
+
+    async def _send(self) -> bool:
+        async with self._sending:
+            told = (self._offer, self._answer, self._report, self.incarnation)
+            return await _tell("report", *told, timeout_s=DEFAULT_TIMEOUT_S)
 
 
 async def _tell(method: str, *args: object, timeout_s: float) -> bool:
@@ -55,8 +107,15 @@ async def _tell(method: str, *args: object, timeout_s: float) -> bool:
 
 
 async def _call(method: str, *args: object) -> Any:
-    planner = await asyncio.to_thread(planner_handle)
-    return await getattr(planner, method).remote(*args)
+    """Call the planner over a handle that is looked up once, and again after anything went wrong with it."""
+    global _handle
+    if _handle is None:
+        _handle = await asyncio.to_thread(planner_handle)
+    try:
+        return await getattr(_handle, method).remote(*args)
+    except BaseException:  # a timeout cancels this
+        _handle = None
+        raise
 
 
 def _first_line(error: BaseException) -> str:

@@ -34,7 +34,10 @@ class Decision:
         return None if isinstance(self.stock, Impossible) else self.stock.plan.kv_tokens
 
 
-@lru_cache(maxsize=1024)
+KEPT_DECISIONS = 4096
+
+
+@lru_cache(maxsize=KEPT_DECISIONS)
 def decide(inputs: PlanInputs, policy: Policy = "best") -> Decision:
     """Plan one replica. Pure: equal inputs give equal decisions, on whichever machine."""
     unaided = stock(inputs)

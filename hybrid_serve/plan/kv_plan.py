@@ -129,6 +129,7 @@ class EngineReport:
     Attributes:
         groups: one (kind, layers, block_size, page_size_bytes) a group, in the engine's order.
         workers: worker processes that confirmed the plan.
+        prefix_match_unit: tokens between two prefix hashes; None with prefix caching off.
     """
 
     num_blocks: int
@@ -136,6 +137,7 @@ class EngineReport:
     kv_tokens: int
     concurrency: float
     workers: int
+    prefix_match_unit: int | None = None
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self) | {"groups": [list(group) for group in self.groups]}

@@ -21,12 +21,14 @@ def memory_free(search: Callable[[PlanInputs, str | None], KVPlan | None]) -> Se
     """A search whose layout does not depend on `kv_memory_bytes`, remembered by its other inputs.
 
     Still pure: equal inputs give equal plans, and the memory decides only how many blocks there are. A fleet measures
-    a little other memory on every replica and would otherwise search as often.
+    a little other memory on every replica and would otherwise search as often. Nor does the layout depend on the unit
+    that prefixes are hashed by, which the fleet agrees on once the layouts are known.
     """
     remembered = lru_cache(maxsize=KEPT_SEARCHES)(search)
 
     def over_memory(inputs: PlanInputs, *, layout: str | None) -> KVPlan | None:
-        plan = remembered(replace(inputs, kv_memory_bytes=0), layout)
+        settings = replace(inputs.settings, prefix_match_unit=None)
+        plan = remembered(replace(inputs, kv_memory_bytes=0, settings=settings), layout)
         return None if plan is None else plan.with_memory(inputs.kv_memory_bytes)
 
     return over_memory

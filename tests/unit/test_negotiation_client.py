@@ -1,55 +1,152 @@
-"""A replica's side: it starts whether or not there is a planner."""
+"""A replica's side: it starts whether or not there is a planner, and keeps the planner informed."""
 
 import asyncio
 import logging
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from hybrid_serve.negotiation import client
+from hybrid_serve.negotiation.answers import agreement_with, answer_to
 from hybrid_serve.negotiation.offer import ReplicaOffer
 from hybrid_serve.negotiation.planner import Planner
-from hybrid_serve.plan.decide import decide
-from tests.demo_app import demo_offer
+from hybrid_serve.negotiation.store import MemoryStore
+from tests.fleets import RETRAINED, fleet_of, offer_of, problem, report_of
+
+FLEET = fleet_of({"big": problem(80), "small": problem(6)})
 
 
 class Method:
     """Stands for an actor's method: `.remote(...)` gives something to await."""
 
-    def __init__(self, method: Any, delay_s: float = 0.0) -> None:
-        self._method, self._delay_s = method, delay_s
+    def __init__(self, name: str, handle: "Handle") -> None:
+        self._name, self._handle = name, handle
 
     async def remote(self, *args: Any) -> Any:
-        await asyncio.sleep(self._delay_s)
-        return await self._method(*args)
+        await asyncio.sleep(self._handle.delay_s)
+        self._handle.calls.append(self._name)
+        if self._handle.planner is None:
+            raise ConnectionError("the actor died\nmore")
+        return await getattr(self._handle.planner, self._name)(*args)
 
 
 class Handle:
-    """Stands for the actor's handle, in front of a real Planner."""
+    """Stands for the actor's handle, in front of a real Planner; None is a planner that is dead."""
 
-    def __init__(self, planner: Planner, delay_s: float = 0.0) -> None:
-        self._planner, self._delay_s = planner, delay_s
+    def __init__(self, planner: Planner | None, delay_s: float = 0.0) -> None:
+        self.planner, self.delay_s = planner, delay_s
+        self.calls: list[str] = []
+        self.lookups = 0
+
+    def look_up(self) -> "Handle":
+        self.lookups += 1
+        return self
 
     def __getattr__(self, name: str) -> Method:
-        return Method(getattr(self._planner, name), self._delay_s)
+        return Method(name, self)
 
 
 @pytest.fixture
-def offer(pair_folder: Path) -> ReplicaOffer:
-    return demo_offer(pair_folder)
+def offer() -> ReplicaOffer:
+    return offer_of(FLEET, "big")
 
 
-async def test_the_planner_answers_and_remembers(offer: ReplicaOffer, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(autouse=True)
+def no_handle_is_kept(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(client, "_handle", None)
+    yield
+
+
+def with_planner(monkeypatch: pytest.MonkeyPatch, planner: Planner | None, delay_s: float = 0.0) -> Handle:
+    handle = Handle(planner, delay_s)
+    monkeypatch.setattr(client, "planner_handle", handle.look_up)
+    return handle
+
+
+async def replicas(planner: Planner) -> list[dict[str, Any]]:
+    status = await planner.status()
+    assert status["integrity"] == ""
+    found: list[dict[str, Any]] = status["replicas"]
+    return found
+
+
+async def test_the_planner_answers_and_is_told(offer: ReplicaOffer, monkeypatch: pytest.MonkeyPatch) -> None:
     planner = Planner()
-    monkeypatch.setattr(client, "planner_handle", lambda: Handle(planner))
+    with_planner(monkeypatch, planner)
     answer = await client.negotiate(offer)
     assert answer.source == "planner" and answer.note == ""
-    assert await client.report(offer, answer, None)
-    (replica,) = (await planner.status())["replicas"]
-    assert replica["replica_id"] == offer.replica_id and replica["state"] == "offered"
-    assert await client.forget(offer.replica_id)
-    assert await planner.status() == {"replicas": []}
+    reporter = client.Reporter(offer, answer)
+    assert await reporter.beat()
+    assert [replica["state"] for replica in await replicas(planner)] == ["offered"]
+    assert await reporter.started(report_of(answer))
+    assert [replica["state"] for replica in await replicas(planner)] == ["running"]
+    reporter.begin()
+    await reporter.stop()
+    assert await replicas(planner) == []
+
+
+async def test_a_heartbeat_carries_no_report_unless_the_planner_wants_it(
+    offer: ReplicaOffer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    handle = with_planner(monkeypatch, Planner())
+    answer = await client.negotiate(offer)
+    reporter = client.Reporter(offer, answer)
+    await reporter.started(report_of(answer))
+    handle.calls.clear()
+    for _ in range(3):
+        assert await reporter.beat()
+    assert handle.calls == ["heartbeat"] * 3
+    handle.planner = Planner()
+    assert await reporter.beat() and await reporter.beat()
+    assert handle.calls[3:] == ["heartbeat", "report", "heartbeat"]
+    assert [replica["state"] for replica in await replicas(handle.planner)] == ["running"]
+
+
+async def test_a_report_that_was_lost_is_sent_with_the_next_heartbeat(
+    offer: ReplicaOffer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    planner = Planner()
+    handle = with_planner(monkeypatch, planner)
+    answer = await client.negotiate(offer)
+    reporter = client.Reporter(offer, answer)
+    await reporter.beat()
+    handle.planner = None
+    assert not await reporter.started(report_of(answer)) and not await reporter.beat()
+    handle.planner = planner
+    assert await reporter.beat()
+    assert [replica["state"] for replica in await replicas(planner)] == ["running"]
+
+
+async def test_heartbeats_go_on_in_the_background(offer: ReplicaOffer, monkeypatch: pytest.MonkeyPatch) -> None:
+    handle = with_planner(monkeypatch, Planner())
+    answer = await client.negotiate(offer)
+    reporter = client.Reporter(offer, answer, period_s=0.01)
+    reporter.begin()
+    async with asyncio.timeout(5):
+        while handle.calls.count("heartbeat") < 5:
+            await asyncio.sleep(0.01)
+    await reporter.stop()
+    await reporter.stop()
+    after = len(handle.calls)
+    await asyncio.sleep(0.05)
+    assert len(handle.calls) == after and handle.calls.count("forget") == 1
+
+
+async def test_the_handle_is_looked_up_once_and_again_after_a_failure(
+    offer: ReplicaOffer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    planner = Planner()
+    handle = with_planner(monkeypatch, planner)
+    reporter = client.Reporter(offer, await client.negotiate(offer))
+    for _ in range(3):
+        await reporter.beat()
+    assert handle.lookups == 1
+    handle.planner = None
+    await reporter.beat()
+    handle.planner = planner
+    await reporter.beat()
+    assert handle.lookups == 2
 
 
 async def test_an_unreachable_planner_means_a_local_plan_that_says_so(
@@ -61,20 +158,39 @@ async def test_an_unreachable_planner_means_a_local_plan_that_says_so(
     monkeypatch.setattr(client, "planner_handle", unreachable)
     with caplog.at_level(logging.WARNING):
         answer = await client.negotiate(offer)
-    assert answer.source == "local"
+    assert answer.source == "local" and answer.refusal == ""
     assert answer.note == "planner unreachable: no control store at 127.0.0.1"
-    assert answer.decision == decide(offer.inputs, offer.policy)
+    assert answer == answer_to(offer, agreement_with(offer), "local", answer.note)
     assert "plans for itself" in caplog.text
-    assert not await client.report(offer, answer, None)
+    assert not await client.Reporter(offer, answer).beat()
+
+
+async def test_a_local_plan_is_reconciled_when_the_planner_is_back(
+    offer: ReplicaOffer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    handle = with_planner(monkeypatch, None)
+    answer = await client.negotiate(offer)
+    reporter = client.Reporter(offer, answer)
+    assert not await reporter.started(report_of(answer))
+    planner = handle.planner = Planner()
+    assert await reporter.beat()
+    (replica,) = await replicas(planner)
+    assert replica["state"] == "running" and replica["note"].startswith("planned locally, reconciled")
+
+
+async def test_a_replica_is_refused_without_a_planner_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    with_planner(monkeypatch, None)
+    answer = await client.negotiate(offer_of(FLEET, "small", drafter=RETRAINED))
+    assert str(RETRAINED) in answer.refusal and answer.decision.plan is None
 
 
 async def test_a_planner_that_takes_too_long_is_not_waited_for(
     offer: ReplicaOffer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(client, "planner_handle", lambda: Handle(Planner(), delay_s=5))
+    with_planner(monkeypatch, Planner(), delay_s=5)
     answer = await client.negotiate(offer, timeout_s=0.05)
     assert answer.source == "local" and answer.note == "no answer from the planner within 0.05 s"
 
 
 async def test_two_planners_answer_alike(offer: ReplicaOffer) -> None:
-    assert await Planner().negotiate(offer) == await Planner().negotiate(offer)
+    assert await Planner().negotiate(offer) == await Planner(MemoryStore()).negotiate(offer)
