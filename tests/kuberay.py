@@ -57,6 +57,7 @@ _WORKERS = _object(
 _CLUSTER = _object(
     {
         "rayVersion": _TEXT,
+        "authOptions": _object({"mode": {"enum": ["disabled", "token"]}, "secretName": _TEXT}),
         "enableInTreeAutoscaling": {"type": "boolean"},
         "autoscalerOptions": _object(
             {

@@ -88,6 +88,7 @@ RAY_SERVICE_MISTAKES: Mistakes = {
     "a count as text": lambda s: groups_of(s)["h20"].update(replicas="1"),
     "a start parameter that is no text": lambda s: groups_of(s)["h20"]["rayStartParams"].update({"num-gpus": 8}),
     "labels as a start parameter": lambda s: groups_of(s)["h20"]["rayStartParams"].update(labels=f"{LABEL}=H20"),
+    "a way of authentication that does not exist": lambda s: cluster_of(s)["authOptions"].update(mode="password"),
     "a Redis without an address": lambda s: cluster_of(s)["gcsFaultToleranceOptions"].pop("redisAddress"),
 }
 

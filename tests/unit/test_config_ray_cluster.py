@@ -108,9 +108,11 @@ def test_ray_gives_both_kinds_of_h20_one_label_and_takes_another_by_hand() -> No
 
 
 @pytest.mark.parametrize("name", ["ray_cluster.yaml", "deploy/on_premise.yaml"])
-def test_every_node_talks_to_the_ingress_the_same_way(name: str) -> None:
+def test_every_node_talks_to_the_others_the_same_way(name: str) -> None:
+    values = values_of(name)
     for commands in ("head_start_ray_commands", "worker_start_ray_commands"):
-        assert "RAY_SERVE_PROXY_USE_GRPC=1" in values_of(name)[commands][-1]
+        assert "RAY_AUTH_MODE=token RAY_SERVE_PROXY_USE_GRPC=1 .venv/bin/ray start" in values[commands][-1]
+    assert values["file_mounts"]["/home/ubuntu/.ray/auth_token"] == "~/.ray/auth_token"
 
 
 def test_what_is_not_known_here_is_marked(cluster: dict[str, Any]) -> None:
