@@ -9,8 +9,10 @@ import pytest
 import yaml
 from ray._common.utils import import_attr
 from ray.serve._private.build_app import build_app
+from ray.serve.deployment import deployment_to_schema
 from ray.serve.schema import ServeDeploySchema
 from ray.serve.scripts import _generate_config_from_file_or_import_path as generate_config
+from ray.serve.scripts import convert_args_to_dict
 
 from deployments.builder import AppArgs, app, build
 from deployments.config import AppConfig
@@ -69,7 +71,9 @@ def test_the_app_that_it_names_is_ours_and_takes_its_arguments(config: dict[str,
     path = PurePosixPath(str(args.config))
     inside = path.relative_to(_image_folder()) if path.is_absolute() else path
     assert ROOT / inside == FLEET
-    assert load_config(ROOT / inside, args.model_extra) == load_config(FLEET)
+    configured = load_config(ROOT / inside, args.model_extra)
+    assert configured.served == load_config(FLEET).served
+    assert configured.ingress.num_cpus and configured.ingress.num_replicas > 1, "the ingress could be on the head only"
 
 
 def _image_folder() -> str:
@@ -85,19 +89,21 @@ def test_the_fleet_has_the_pools_that_the_clusters_are_made_for() -> None:
     assert kinds == {"h20": "H20", "h200": "H200", "l40s": "L40S"}
 
 
-def test_serve_deploy_takes_the_file_and_the_builder_with_arguments() -> None:
+def test_serve_deploy_makes_the_same_of_the_file_and_of_the_documented_command() -> None:
+    (words,) = re.findall(r"`serve deploy deployments:app ([^`]+)`", (ROOT / "docs" / "deploying.md").read_text())
+    arguments = convert_args_to_dict(words.split())
     by_file = generate_config(str(ROOT / "deploy" / "serve.yaml"), name=None, arguments={}, runtime_env={})
-    by_path = generate_config(
-        "deployments:app", name="fleet", arguments={"config": "configs/fleet.yaml"}, runtime_env={}
-    )
-    (first,), (second,) = by_file.applications, by_path.applications
-    assert (first.name, first.import_path, first.args) == (second.name, second.import_path, second.args)
+    by_path = generate_config("deployments:app", name="fleet", arguments=arguments, runtime_env={})
+    told = []
+    for (application,) in (by_file.applications, by_path.applications):
+        assert (application.name, application.import_path) == ("fleet", "deployments:app")
+        args = AppArgs.model_validate(application.args)
+        told.append(load_config(ROOT / str(args.config), args.model_extra))
+    assert told[0] == told[1]
 
 
 def test_a_built_app_can_be_told_to_ray_serve_as_a_configuration(pair_folder: Path) -> None:
     """`serve build` takes no builder with arguments; what it would write of a built app, Ray Serve takes."""
-    from ray.serve.deployment import deployment_to_schema
-
     built = build_app(build(AppConfig.model_validate(app_values(pair_folder))), name="demo")
     deployments = [deployment_to_schema(each).model_dump(exclude_unset=True) for each in built.deployments]
     application = {"name": "demo", "import_path": "deployments:app", "deployments": deployments}
