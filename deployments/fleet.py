@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
-from deployments.config import ReplicaConfig, ServedModel, ServedPool
+from deployments.config import ModelConfig, ReplicaConfig, ServedModel, ServedPool
 from deployments.pair import Pair, inputs_for, read_pair
 from deployments.pool_device import PoolDevice, pool_device
 from deployments.sizing import PoolSizing, guessed_sizing, size_pool
@@ -186,7 +186,7 @@ def _too_short(agreement: Agreement, declared: list[_Declared]) -> Iterator[Pool
 def _planned(one: _Declared, facts: FleetFacts, agreement: Agreement) -> PlannedPool:
     served = one.served
     config = ReplicaConfig(
-        model=served.model,
+        model=_pinned(served.model, one.pair),
         engine=served.engine.model_copy(update={"max_model_len": agreement.max_model_len}),
         workload=served.workload,
         pool=served.pool.model_copy(update={"device": one.device.facts.kind}),
@@ -197,6 +197,12 @@ def _planned(one: _Declared, facts: FleetFacts, agreement: Agreement) -> Planned
     plan = decision.plan
     sizing = guessed_sizing(inputs, served.pool) if plan is None else size_pool(plan, inputs, served.pool)
     return PlannedPool(config=config, device=one.device, inputs=inputs, decision=decision, sizing=sizing)
+
+
+def _pinned(model: ModelConfig, pair: Pair) -> ModelConfig:
+    """Hub ids at the commits that were read here: a branch may move before the last replica starts."""
+    drafter = pair.drafter.revision if pair.drafter else None
+    return model.model_copy(update={"target_revision": pair.target.revision, "drafter_revision": drafter})
 
 
 def _merged(problems: list[PoolProblem]) -> tuple[PoolProblem, ...]:

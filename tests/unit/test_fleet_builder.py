@@ -1,5 +1,9 @@
 """Several pools and models: what they are deployed as, what they agree on, what is refused. No Ray is started."""
 
+import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +20,7 @@ from deployments.pool_config import PoolConfig
 from hybrid_serve.negotiation.agreement import agree
 from hybrid_serve.plan.decide import decide
 from tests.demo_app import app_values
+from tests.unit.facts_checkpoints import dflash, qwen3_5, safetensors, write_hub_cache
 from tests.unit.gpu_fleet import gpu_fleet, pool_named
 
 MEMORY = {"h20": "96MiB", "h200": "144MiB", "l40s": "48MiB"}
@@ -156,6 +161,26 @@ def test_a_fleet_of_unlike_gpus_agrees_on_length_and_prefix_hashes(tmp_path: Pat
         assert all(group.block_size % model.agreement.prefix_match_unit == 0 for group in plan.groups)
         assert agree(pool.config.fleet) == model.agreement
         assert decide(pool.inputs, "best") == pool.decision
+
+
+def test_replicas_are_bound_with_the_commits_that_the_app_was_planned_on(tmp_path: Path) -> None:
+    """In a process of its own: the hub client reads where its cache is when it is imported."""
+    commits = ("a" * 40, "b" * 40)
+    weights = safetensors({"w": bytes(4)})
+    for repo, commit, config in zip(("org/target", "org/draft"), commits, (qwen3_5(), dflash()), strict=True):
+        files = {"config.json": json.dumps(config).encode(), "model.safetensors": weights}
+        write_hub_cache(tmp_path, repo, commit, files)
+    program = (
+        "from deployments.config import AppConfig; from deployments.fleet import plan_model\n"
+        "model = {'target': 'org/target', 'drafter': 'org/draft', 'target_revision': 'main'}\n"
+        "pools = [{'name': 'a', 'accelerator_type': 'H20'}, {'name': 'b', 'accelerator_type': 'H200'}]\n"
+        "(served,) = AppConfig.model_validate({'model': model, 'pools': pools}).served\n"
+        "for pool in plan_model(served).pools:\n"
+        "    print(pool.config.model.target_revision, pool.config.model.drafter_revision)\n"
+    )
+    environment = {**os.environ, "HF_HUB_CACHE": str(tmp_path), "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=False)
+    assert done.stdout.splitlines() == [" ".join(commits)] * 2, done.stderr
 
 
 def test_tensor_parallel_replicas_hold_their_gpus_in_one_actor(tmp_path: Path) -> None:
