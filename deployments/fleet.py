@@ -90,7 +90,7 @@ def plan_model(served: ServedModel) -> PlannedModel:
         facts = _facts(served, declared)
         match agree(facts):
             case Refusal(pool=pool, reason=reason, remedy=remedy):
-                problems.append(PoolProblem(pools=(pool,), reason=f"no KV plan fits: {reason}", remedy=remedy))
+                problems.append(PoolProblem(pools=(pool,), reason=reason, remedy=remedy))
                 declared = [one for one in declared if one.name != pool]
             case Agreement() as agreed:
                 agreement = agreed
@@ -110,7 +110,8 @@ def _declare(pools: Iterable[ServedPool], problems: list[PoolProblem]) -> Iterat
             device = pool_device(served.pool)
             key = (device.facts.kind, served.engine.mamba_ssm_cache_dtype)
             if key not in pairs:
-                pairs[key] = _read(served, device.facts.kind)
+                read = next((pair for pair in pairs.values() if isinstance(pair, Pair)), None)
+                pairs[key] = _read(served, device.facts.kind, read)
             pair = pairs[key]
             if isinstance(pair, FactsError):
                 raise pair
@@ -124,9 +125,10 @@ def _declare(pools: Iterable[ServedPool], problems: list[PoolProblem]) -> Iterat
             yield _Declared(served=served, device=device, pair=pair, inputs=inputs)
 
 
-def _read(served: ServedPool, kind: DeviceKind) -> Pair | FactsError:
+def _read(served: ServedPool, kind: DeviceKind, read: Pair | None) -> Pair | FactsError:
+    """The pair for one kind of device; at the commits of `read`, if it was read for another kind before."""
     try:
-        return read_pair(served, kind)
+        return read_pair(served if read is None else replace(served, model=_pinned(served.model, read)), kind)
     except FactsError as error:
         return error
 

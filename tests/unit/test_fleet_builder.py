@@ -93,7 +93,7 @@ def test_the_fleets_minimum_is_what_the_smallest_pool_holds(pair_folder: Path) -
     for pool in model.pools:
         assert pool.decision.plan is not None and pool.decision.plan.max_model_len == longest
     values["engine"]["max_model_len"] = longest + 1
-    assert "pool l40s: no KV plan fits" in refusal(values)
+    assert "pool l40s: one request of" in refusal(values)
 
 
 def test_a_fleet_with_room_agrees_on_the_models_own_limit(pair_folder: Path) -> None:
@@ -119,8 +119,8 @@ def test_all_problems_of_all_pools_are_told_at_once_with_their_names(pair_folder
     text = refusal(values)
     for expected in (
         "5 problems",
-        "pool l40s: no KV plan fits: one request of 2,048 tokens needs",
-        "pool tiny: no KV plan fits",
+        "pool l40s: one request of 2,048 tokens needs",
+        "pool tiny: one request of 2,048 tokens needs",
         "pool unknown: GPU 'H2O' is not in the catalogue: known are H20",
         "pool old: vLLM 0.19.0 is not supported: supported are 0.20.1 to",
         "pool k: num_speculative_tokens is 9",
@@ -146,7 +146,7 @@ def test_several_models_are_told_apart_and_served_by_one_ingress(pair_folder: Pa
     assert {name: list(pools) for name, pools in found.items()} == {"demo": ["h20", "h200", "l40s"], "other": ["cpu"]}
     other["pool"]["kv_memory"] = one["pools"][0]["kv_memory"] = "1MiB"
     text = refusal(values)
-    assert "model demo, pool h20: no KV plan fits" in text and "model other, pool cpu: no KV plan fits" in text
+    assert "model demo, pool h20: one request of" in text and "model other, pool cpu: one request of" in text
 
 
 def test_a_fleet_of_unlike_gpus_agrees_on_length_and_prefix_hashes(tmp_path: Path) -> None:
