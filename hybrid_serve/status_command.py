@@ -2,11 +2,13 @@
 
 import argparse
 import json
+import socket
 import sys
 from collections.abc import Sequence
 from typing import Any
 
 TIMEOUT_S = 30.0
+CONNECT_TIMEOUT_S = 5.0
 
 TITLES = (
     "model",
@@ -64,7 +66,7 @@ def ask(address: str) -> dict[str, Any]:
     connected = ray.is_initialized()
     try:
         if not connected:
-            ray.init(address=address, namespace=NAMESPACE, log_to_driver=False, logging_level="ERROR")
+            ray.init(address=_reachable(address), namespace=NAMESPACE, log_to_driver=False, logging_level="ERROR")
         planner = ray.get_actor(ACTOR_NAME, NAMESPACE)
         status: dict[str, Any] = ray.get(planner.status.remote(), timeout=TIMEOUT_S)
         return status
@@ -86,6 +88,42 @@ def ask(address: str) -> dict[str, Any]:
     finally:
         if not connected:
             ray.shutdown()
+
+
+def _reachable(address: str) -> str:
+    """The address, with `auto` resolved, if something listens there: Ray itself would try for minutes.
+
+    Ray takes 127.0.0.1 for this machine's outer address. A Ray that listens on loopback only (`make serve`) is reached
+    with the constant by which Ray itself stays on loopback on desktops. Remove that when Ray connects to the address
+    that it is given.
+
+    Raises:
+        ConnectionError: nothing listens, or no Ray was found.
+    """
+    from ray._private import ray_constants, services
+
+    if address.startswith("ray://"):
+        return address
+    if address == "auto":
+        address = services.get_ray_address_from_environment(address, None)
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdigit():
+        raise ConnectionError(f"{address!r} is not HOST:PORT")
+    outer = services.resolve_ip_for_localhost(host)
+    if _listens(outer, int(port)):
+        return address
+    if outer == host or not _listens(host, int(port)):
+        raise ConnectionError("nothing listens there")
+    ray_constants.ENABLE_RAY_CLUSTER = False
+    return address
+
+
+def _listens(host: str, port: int) -> bool:
+    try:
+        with socket.create_connection((host, port), timeout=CONNECT_TIMEOUT_S):
+            return True
+    except OSError:
+        return False
 
 
 def table(status: dict[str, Any]) -> str:

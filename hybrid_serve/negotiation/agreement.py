@@ -252,7 +252,8 @@ def _fleets_minimum(fleet: FleetFacts) -> int | Refusal:
 
     Plans change with the length, so whoever can't hold what the others came down to lowers it further.
     """
-    pools = [pool for pool in fleet.pools if pool.known] or list(fleet.pools)
+    known = [pool for pool in fleet.pools if pool.known] or list(fleet.pools)
+    pools = sorted(known, key=lambda pool: pool.inputs.kv_memory_bytes)  # who holds least is looked at most
     length = min(pool.inputs.settings.max_model_len for pool in fleet.pools)
     settled = 0
     while settled != length:
@@ -267,15 +268,24 @@ def _fleets_minimum(fleet: FleetFacts) -> int | Refusal:
 
 @lru_cache(maxsize=1024)
 def _largest_length(inputs: PlanInputs, policy: Policy) -> int | Impossible:
-    """The largest max_model_len, at most the asked one, that a plan is found for."""
-    asked = inputs.settings.max_model_len
-    while True:
+    """The largest max_model_len, at most the asked one, that a plan is found for; one more token has none.
+
+    A refusal names what the plans that it looked at hold. They were made for the longer requests; those made for
+    shorter ones may hold more, so the search goes on from there, by halves.
+    """
+    held, refused = 0, inputs.settings.max_model_len + 1
+    asked = refused - 1
+    while refused - held > 1:
         chosen = decide(_with_length(inputs, asked), policy).chosen
         if not isinstance(chosen, Impossible):
-            return asked
-        if not chosen.max_model_len:
+            held = asked
+        elif not chosen.max_model_len and not held:
             return chosen
-        asked = min(chosen.max_model_len, asked - 1)
+        else:
+            refused = asked
+        hint = chosen.max_model_len if isinstance(chosen, Impossible) else None
+        asked = hint if hint and held < hint < refused and not held else (held + refused) // 2
+    return held
 
 
 def _too_long(pool: DeclaredPool, chosen: Impossible) -> Refusal:

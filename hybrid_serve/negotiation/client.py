@@ -16,6 +16,8 @@ from hybrid_serve.plan.kv_plan import EngineReport
 logger = logging.getLogger(__name__)
 
 DEFAULT_TIMEOUT_S = 15.0
+STARTED_TIMEOUT_S = 2.0
+"""A replica that is ready does not wait for a planner that hangs: its next heartbeat brings the report."""
 
 _handle: ActorHandle[Any] | None = None
 
@@ -66,7 +68,7 @@ class Reporter:
     async def started(self, report: EngineReport) -> bool:
         """The engine runs: tell the planner now. False if it could not be told; a later heartbeat does it then."""
         self._report = report
-        return await self._send()
+        return await self._send(STARTED_TIMEOUT_S)
 
     async def stop(self) -> None:
         """The replica stops; safe to repeat, and before `begin`."""
@@ -91,10 +93,10 @@ class Reporter:
             await self.beat()
             await asyncio.sleep(self.period_s)
 
-    async def _send(self) -> bool:
+    async def _send(self, timeout_s: float = DEFAULT_TIMEOUT_S) -> bool:
         async with self._sending:
             told = (self._offer, self._answer, self._report, self.incarnation)
-            return await _tell("report", *told, timeout_s=DEFAULT_TIMEOUT_S)
+            return await _tell("report", *told, timeout_s=timeout_s)
 
 
 async def _tell(method: str, *args: object, timeout_s: float) -> bool:

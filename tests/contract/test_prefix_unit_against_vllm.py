@@ -15,12 +15,14 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from hybrid_serve.engine.plugin import register
+from hybrid_serve.facts.capabilities import CAPABILITIES
 from hybrid_serve.facts.layers import AttentionLayers, Layers
 from hybrid_serve.negotiation.agreement import prefix_unit, refused_unit
 from hybrid_serve.plan.decide import decide
 from hybrid_serve.plan.inputs import EngineSettings, PlanInputs
 from hybrid_serve.plan.kv_plan import KVPlan, Policy
 from tests.contract.real_vllm import kv_cache_config, vllm_config
+from tests.contract.wheels import tree
 from tests.fleets import SEED
 from tests.strategies import planning_problems
 
@@ -78,6 +80,12 @@ def test_vllm_hashes_one_groups_blocks_whole_whatever_it_is_told() -> None:
     assert plan is not None and len(plan.groups) == 1
     assert hashed_by(inputs, plan, None) == hashed_by(inputs, plan, 16) == prefix_unit(plan) == 64
     assert refused_unit(plan, 16, "a") is not None
+
+
+@pytest.mark.parametrize("release", sorted(CAPABILITIES))
+def test_the_releases_that_can_be_told_a_unit_are_those_that_have_the_option(release: str) -> None:
+    arguments = (tree(release) / "vllm" / "engine" / "arg_utils.py").read_text()
+    assert ('"--prefix-match-unit"' in arguments) == CAPABILITIES[release].sets_prefix_match_unit
 
 
 def engine(**task: Any) -> dict[str, Any]:

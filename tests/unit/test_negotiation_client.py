@@ -192,5 +192,21 @@ async def test_a_planner_that_takes_too_long_is_not_waited_for(
     assert answer.source == "local" and answer.note == "no answer from the planner within 0.05 s"
 
 
+async def test_a_replica_that_is_ready_does_not_wait_for_a_planner_that_hangs(
+    offer: ReplicaOffer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client, "STARTED_TIMEOUT_S", 0.05)
+    planner = Planner()
+    handle = with_planner(monkeypatch, planner)
+    answer = await client.negotiate(offer)
+    reporter = client.Reporter(offer, answer)
+    handle.delay_s = 30
+    async with asyncio.timeout(5):
+        assert not await reporter.started(report_of(answer))
+    handle.delay_s = 0
+    assert await reporter.beat()
+    assert [replica["state"] for replica in await replicas(planner)] == ["running"]
+
+
 async def test_two_planners_answer_alike(offer: ReplicaOffer) -> None:
     assert await Planner().negotiate(offer) == await Planner(MemoryStore()).negotiate(offer)

@@ -99,3 +99,9 @@ def test_without_ray_there_is_an_error_that_says_what_to_do(
     monkeypatch.setattr(status_command, "ask", no_ray)
     assert main(["status", "--address", "127.0.0.1:1"]) == 2
     assert capsys.readouterr().err == "hybrid-serve status: no Ray at address 127.0.0.1:1: give --address\n"
+
+
+@pytest.mark.parametrize(("address", "why"), [("127.0.0.1", "is not HOST:PORT"), ("here:x", "is not HOST:PORT")])
+def test_an_address_that_is_none_is_said(address: str, why: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["status", "--address", address]) == 2
+    assert why in capsys.readouterr().err
