@@ -12,8 +12,8 @@ from hybrid_serve.engine.base import Engine, EngineStartError, Message
 
 logger = logging.getLogger("ray.serve")
 
-ERROR_EVENT = b'data: {"error"'
-"""How vLLM begins an event that says that a stream broke."""
+ERROR_EVENT_BYTES = 100
+"""An event that says that a stream broke has the word `error` so early: `data: {"error": ...`, `event: error ...`."""
 
 
 async def serve_request(
@@ -42,7 +42,7 @@ async def serve_request(
                         if message["status"] >= 500:
                             await _refuse_if_dead(engine)
                     else:
-                        if message.get("body", b"").startswith(ERROR_EVENT):
+                        if b"error" in message.get("body", b"")[:ERROR_EVENT_BYTES]:
                             await _refuse_if_dead(engine)
                         begun = True
                         yield head
