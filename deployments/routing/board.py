@@ -118,8 +118,8 @@ class Board:
                 entry.own_sequences = sum(held.sequences for held in mine)
                 entry.own_passing = sum(not held.sequences for held in mine)
                 self._tell_of_replica(name, None)
-            entry.take(known.load, known.limit, self.ingress_id)
-            if entry.suspect_since is not None and entry.reported_again and now - entry.suspect_since >= self.suspect_s:
+            reported = entry.take(known.load, known.limit, self.ingress_id)
+            if reported and entry.suspect_since is not None and now - entry.suspect_since >= self.suspect_s:
                 entry.suspect_since = None
         self._estimate()
         self._tell(0)
@@ -141,7 +141,6 @@ class Board:
         entry = self._entries.get(replica_id)
         if entry is not None:
             entry.suspect_since = self._clock()
-            entry.reported_again = False
 
     def holders(self, need: RequestNeed) -> frozenset[str]:
         """Replicas that could hold the request if they were empty, whatever they are doing now."""

@@ -16,7 +16,6 @@ class Entry:
         others_blocks, others_sequences: reserved by other ingresses, as the replica last reported.
         excess_blocks, excess_sequences: in use at its last report beyond all reservations that it knew of then.
         suspect_since: when it failed a request, on the board's clock; None if it has reported since.
-        reported_again: a report came after it became suspect.
     """
 
     name: str
@@ -32,15 +31,13 @@ class Entry:
     excess_blocks: int = 0
     excess_sequences: int = 0
     suspect_since: float | None = None
-    reported_again: bool = False
 
-    def take(self, load: ReplicaLoad, limit: int, ingress_id: str) -> None:
-        """A report. One that is not newer than the last changes nothing but `limit`."""
+    def take(self, load: ReplicaLoad, limit: int, ingress_id: str) -> bool:
+        """A report; answers whether it is a new one. One that is not changes nothing but `limit`."""
         self.limit = limit
         if load.sequence == self.load.sequence:
-            return
+            return False
         self.load = load
-        self.reported_again = True
         others = [held for ingress, held in load.reserved.items() if ingress != ingress_id]
         self.others_blocks = sum(blocks for blocks, _ in others)
         self.others_sequences = sum(sequences for _, sequences in others)
@@ -49,6 +46,7 @@ class Entry:
         )
         self.excess_blocks = max(0, round(load.kv_usage * self.facts.num_blocks) - blocks)
         self.excess_sequences = max(0, load.running + load.waiting - sequences)
+        return True
 
     @property
     def used_blocks(self) -> int:

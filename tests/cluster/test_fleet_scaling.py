@@ -41,6 +41,21 @@ def targets() -> dict[str, int]:
     return {pool: details[pool]["target_num_replicas"] for pool in ("cheap", "dear")}
 
 
+def states(pool: str) -> list[str]:
+    """Of a pool's replicas, as the controller sees them."""
+    details = serve.context._get_global_client().get_serve_details()["applications"]["default"]["deployments"]
+    return [replica["state"] for replica in details[pool]["replicas"]]
+
+
+def running(pool: str) -> bool:
+    return "RUNNING" in states(pool)
+
+
+def nothing_runs() -> bool:
+    """No replica is left, not even one that stops: until the ingress has heard of that, it may still get requests."""
+    return states("cheap") == states("dear") == []
+
+
 class History:
     """Targets as they change, watched in the background."""
 
@@ -130,17 +145,18 @@ def test_load_fills_the_cheap_pool_then_starts_the_dear_one_and_goes_back_in_the
 def test_a_replica_that_is_taken_away_finishes_its_streams_and_gets_no_new_ones(
     app: App, cluster: Cluster, clients: ThreadPoolExecutor
 ) -> None:
+    until(nothing_runs, seconds=60)
     with watched() as history:
-        # Twelve need the dear replica beside the two cheap ones; the five long ones that outlast them do not.
+        # Twelve need the dear replica beside the two cheap ones; the four long ones that outlast them do not.
         first = [clients.submit(stream, app, 100) for _ in range(12)]
         until(lambda: running("dear"), seconds=40)
-        long = [clients.submit(stream, app, 400) for _ in range(5)]
+        long = [clients.submit(stream, app, 400) for _ in range(4)]
         until(lambda: history.steps[-1][1] == 0, seconds=60)
         assert not all(each.done() for each in long), "the streams were over before the dear replica was taken away"
         meanwhile = clients.submit(stream, app, 5)
         assert meanwhile.result(timeout=30) == 5
         assert [each.result(timeout=120) for each in first] == [100] * 12
-        assert [each.result(timeout=120) for each in long] == [400] * 5
+        assert [each.result(timeout=120) for each in long] == [400] * 4
     until(lambda: not running("dear"), seconds=20)
     waited = re.findall(r"to shut down: (\d+) ongoing requests", cluster.replica_log("dear"))
     assert any(int(requests) > 0 for requests in waited), "the dear replica had nothing to finish"
@@ -149,7 +165,7 @@ def test_a_replica_that_is_taken_away_finishes_its_streams_and_gets_no_new_ones(
 def test_a_controller_that_is_killed_comes_back_and_takes_nothing_away_that_is_in_use(
     app: App, clients: ThreadPoolExecutor
 ) -> None:
-    until(lambda: targets() == {"cheap": 0, "dear": 0}, seconds=60)
+    until(nothing_runs, seconds=60)
     streams = [clients.submit(stream, app, 500) for _ in range(4)]
     until(lambda: targets()["cheap"] == 2, seconds=40)
     until(lambda: running("cheap"), seconds=40)
@@ -162,11 +178,6 @@ def test_a_controller_that_is_killed_comes_back_and_takes_nothing_away_that_is_i
     assert seen == {(2, 0)}
     assert [each.result(timeout=120) for each in streams] == [500] * 4
     until(lambda: targets() == {"cheap": 0, "dear": 0}, seconds=60)
-
-
-def running(pool: str) -> bool:
-    details = serve.context._get_global_client().get_serve_details()["applications"]["default"]["deployments"]
-    return any(replica["state"] == "RUNNING" for replica in details[pool]["replicas"])
 
 
 def test_the_controllers_log_says_why(app: App, cluster: Cluster) -> None:

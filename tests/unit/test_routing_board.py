@@ -172,6 +172,8 @@ def test_a_suspect_gets_nothing_until_it_reports_again() -> None:
     assert fleet.board.reserve(request(64)) is None, "this report may be from before"
     fleet.clock.now += 5
     fleet.board.update("pool", fleet.known)
+    assert fleet.board.reserve(request(64)) is None, "this is no report"
+    fleet.report("a")
     assert fleet.board.reserve(request(64)) is not None
 
 
