@@ -10,7 +10,7 @@ from hybrid_serve.facts.checkpoint import read_drafter, read_target
 from hybrid_serve.facts.device import DeviceFacts
 from hybrid_serve.facts.probe import measure_device
 from hybrid_serve.plan.decide import decide
-from hybrid_serve.plan.inputs import EngineSettings, KVDtype
+from hybrid_serve.plan.inputs import EngineSettings, GDNPrefill, KVDtype
 from hybrid_serve.plan.kv_plan import KVPlan
 from hybrid_serve.plan.verdict import Impossible
 
@@ -95,7 +95,15 @@ def settings_of(vllm_config: Any) -> EngineSettings:
         async_scheduling=bool(scheduler.async_scheduling),
         kv_cache_layout=os.environ.get(LAYOUT_VARIABLE) or None,
         block_size=cache.block_size if cache.user_specified_block_size else None,
+        gdn_prefill_backend=_gdn_prefill(vllm_config.additional_config.get("gdn_prefill_backend")),
     )
+
+
+def _gdn_prefill(backend: str | None) -> GDNPrefill:
+    """vLLM's GDN prefill backend in the planner's words: of the named ones only FlashInfer changes the KV cache."""
+    if backend is None or backend == "auto":
+        return "auto"
+    return "flashinfer" if backend == "flashinfer" else "triton"
 
 
 def _kv_dtype(cache_dtype: str) -> KVDtype:

@@ -9,6 +9,7 @@ from typing import Any
 from hybrid_serve.engine.additional import entry
 from hybrid_serve.engine.base import ASGIApp, EngineConfig, EngineStartError, EngineStats
 from hybrid_serve.engine.stats import StatsCollector
+from hybrid_serve.facts.capabilities import capabilities
 from hybrid_serve.plan.kv_plan import EngineReport
 
 PARSER_MODULES = (
@@ -83,11 +84,12 @@ class VLLMEngine:
                 )
             if worker["groups"] != workers[0]["groups"] or worker["num_blocks"] != workers[0]["num_blocks"]:
                 raise EngineStartError(f"worker {rank} got another KV cache than worker 0: {worker} and {workers[0]}")
+        tokens, concurrency = workers[0]["capacity"] or (cache.kv_cache_size_tokens, cache.kv_cache_max_concurrency)
         return EngineReport(
             num_blocks=workers[0]["num_blocks"],
             groups=tuple((kind, layers, block, page) for kind, layers, block, page in workers[0]["groups"]),
-            kv_tokens=cache.kv_cache_size_tokens,
-            concurrency=cache.kv_cache_max_concurrency,
+            kv_tokens=tokens,
+            concurrency=concurrency,
             workers=len(workers),
         )
 
@@ -188,9 +190,16 @@ def _planned_arguments(config: EngineConfig) -> dict[str, Any]:
             "model": config.drafter_path,
             "num_speculative_tokens": settings.num_speculative_tokens,
         }
-        if settings.draft_kv_dtype != settings.kv_dtype:
+        if settings.draft_kv_dtype != settings.kv_dtype and _has_draft_kv_dtype():
             planned["speculative_config"]["kv_cache_dtype"] = _cache_dtype(settings.draft_kv_dtype)
     return planned
+
+
+def _has_draft_kv_dtype() -> bool:
+    """Where it is missing, only a dtype that the drafter's KV cache has anyway was planned for."""
+    import vllm
+
+    return capabilities(vllm.__version__).draft_kv_dtype
 
 
 def _cache_dtype(dtype: str) -> str:
