@@ -22,7 +22,7 @@ from vllm.v1.core import kv_cache_utils
 from hybrid_serve.engine import worker_extension
 from hybrid_serve.engine.additional import KEY
 from hybrid_serve.engine.patches import dflash_hidden_states, patch_for
-from hybrid_serve.engine.patches.kv_cache_config_builder import BUILDER, DEFAULT_BUILDER
+from hybrid_serve.engine.patches.kv_cache_config_builder import BUILDER, DEFAULT_BUILDER, BuilderConflictError
 from hybrid_serve.facts.capabilities import capabilities
 
 
@@ -115,7 +115,26 @@ def aux_layers(case):
     return {"layers": list(GPUModelRunner._get_eagle3_aux_layers_from_config(runner))}
 
 
-QUESTIONS = {"with_plan": with_plan, "aux_layers": aux_layers}
+def vendors_builder(case):
+    """Whose builder a platform that has one of its own gets: without a plan, and with one."""
+
+    class VendorPlatform(release.SimulatedGPU):
+        @classmethod
+        def get_kv_cache_config_builder_cls(cls, vllm_config):
+            return "vendor.Builder"
+
+    release.simulate("cuda", 90)
+    release.platforms.current_platform.__class__ = VendorPlatform
+    assert patch_for(vllm.__version__).install()
+    named = release.platforms.current_platform.get_kv_cache_config_builder_cls
+    without = named(SimpleNamespace(additional_config={}))
+    try:
+        return {"without": without, "with": named(SimpleNamespace(additional_config={KEY: {"plan": case["plan"]}}))}
+    except BuilderConflictError as error:
+        return {"without": without, "refused": str(error)}
+
+
+QUESTIONS = {"with_plan": with_plan, "aux_layers": aux_layers, "vendors_builder": vendors_builder}
 
 if __name__ == "__main__":
     print(json.dumps({"ready": vllm.__file__}), file=release.REPLIES, flush=True)

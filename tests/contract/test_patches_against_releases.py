@@ -137,7 +137,7 @@ def test_a_page_that_divides_nothing_is_said_with_its_numbers() -> None:
 
 
 def test_a_layout_that_a_worker_would_read_wrongly_is_noticed_here() -> None:
-    """0.20.1 takes a padded attention page for a full one: two layers' bytes then cross, and `check` has to see it."""
+    """0.20.1 takes a padded attention page for a full one: two blocks' bytes then cross, and the test has to see it."""
     inputs = inputs_of(case_named("seed-measured-40g"), capabilities(BEFORE_PADDING))
     plan = planned(inputs)
     assert plan is not None
@@ -148,7 +148,15 @@ def test_a_layout_that_a_worker_would_read_wrongly_is_noticed_here() -> None:
         for group in plan.groups
     ]
     made = engine(BEFORE_PADDING, inputs, replace(plan, groups=tuple(padded)))
-    assert made["outcome"] in ("AssertionError", "RuntimeError"), made
+    assert made["outcome"] == "AssertionError" and "two blocks share bytes" in made["message"]
+
+
+def test_a_platform_with_a_builder_of_its_own_keeps_it_and_takes_no_plan() -> None:
+    plan = planned(inputs_of(case_named("seed-measured-40g"), capabilities("0.33.0")))
+    assert plan is not None
+    found = ask("0.33.0", {"question": "vendors_builder", "plan": plan.to_json()})
+    assert found["without"] == "vendor.Builder"
+    assert "VendorPlatform has a KV cache config builder of its own (vendor.Builder)" in found["refused"]
 
 
 @every_release

@@ -1,5 +1,6 @@
 """Which patch serves which vLLM, and what is said of a drafter that an old one runs wrongly."""
 
+import re
 from types import SimpleNamespace
 from typing import Any
 
@@ -7,8 +8,13 @@ import pytest
 
 from hybrid_serve.engine.drafter_faults import sliding_as_full
 from hybrid_serve.engine.patches import dflash_hidden_states, patch_for
-from hybrid_serve.facts.capabilities import CAPABILITIES
+from hybrid_serve.engine.resolve import check_release
+from hybrid_serve.facts.capabilities import CAPABILITIES, capabilities
 from hybrid_serve.facts.layers import AttentionLayers, Layers
+from hybrid_serve.plan.best import best
+from hybrid_serve.plan.kv_plan import KVPlan
+from hybrid_serve.plan.verdict import NeedsPatch
+from tests.cases import case_named, inputs_of
 
 
 @pytest.mark.parametrize(
@@ -79,3 +85,20 @@ def test_sliding_layers_that_run_as_full_are_said_with_their_numbers() -> None:
 
 def test_a_drafter_without_sliding_layers_is_not_warned_of() -> None:
     assert sliding_as_full(Layers(buckets=(attention("full", 6),)), "0.20.1") is None
+
+
+def plan_for(version: str) -> KVPlan:
+    verdict = best(inputs_of(case_named("seed-measured-40g"), capabilities(version)))
+    assert isinstance(verdict, NeedsPatch)
+    return verdict.plan
+
+
+@pytest.mark.parametrize(("planned", "running"), [("0.29.0", "0.29.0+cpu"), ("0.29.0", "0.29.1"), ("0.20.1", "0.22.0")])
+def test_a_plan_runs_on_a_release_that_lays_out_its_kv_cache_alike(planned: str, running: str) -> None:
+    check_release(plan_for(planned), running)
+
+
+@pytest.mark.parametrize(("planned", "running"), [("0.29.0", "0.33.0"), ("0.32.0", "0.29.0+cpu"), ("0.26.0", "0.20.1")])
+def test_a_plan_for_another_release_is_refused_with_both_versions(planned: str, running: str) -> None:
+    with pytest.raises(ValueError, match=f"is for vLLM {planned}, and this is vLLM {re.escape(running)}"):
+        check_release(plan_for(planned), running)
