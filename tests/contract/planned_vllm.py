@@ -9,6 +9,7 @@ release, installed as the plugin installs it; a plan travels in `additional_conf
 import json
 import os
 import sys
+from inspect import signature
 from types import SimpleNamespace
 
 import released_vllm as release  # first: it puts the release on sys.path
@@ -18,6 +19,7 @@ sys.path.insert(1, sys.argv[2])
 import released_bytes
 import vllm
 from vllm.v1.core import kv_cache_utils
+from vllm.v1.core.kv_cache_coordinator import get_kv_cache_coordinator
 
 from hybrid_serve.engine import worker_extension
 from hybrid_serve.engine.additional import KEY
@@ -60,7 +62,10 @@ def with_plan(case):
         found["names"] = [name for group in groups for name in group.layer_names]
         start_scheduling(config, case, found)
         if case["plan"]:
-            check_bytes(config, case, groups)
+            made = few_blocks(config, case, groups)
+            with release.current_config(config):
+                released_bytes.check(made, config)
+            coordinate(made, config, case, found)
         found["outcome"] = "ok"
     except Exception as error:
         cause = type(error.__cause__).__name__ if error.__cause__ else None
@@ -94,13 +99,36 @@ def start_scheduling(config, case, found):
     found["block_sizes"] = list(kv_cache_utils.resolve_kv_cache_block_sizes(made, config))
 
 
-def check_bytes(config, case, groups):
-    """What workers make of a few blocks: no two layers and no two blocks share a byte."""
+def few_blocks(config, case, groups):
+    """The planned layout over memory for a few blocks."""
     module = release.planning or kv_cache_utils
     made = module.get_kv_cache_config_from_groups(config, groups, case["plan"]["block_bytes"] * released_bytes.BLOCKS)
     assert made.num_blocks == released_bytes.BLOCKS, f"{made.num_blocks} blocks of {case['plan']['block_bytes']} bytes"
-    with release.current_config(config):
-        released_bytes.check(made, config)
+    return made
+
+
+def coordinate(made, config, case, found):
+    """The scheduler's coordinator takes the groups; the drafter's are the ones that it drops a block of."""
+    scheduler_block, hash_block = found["block_sizes"]
+    batches = getattr(config, "max_in_flight_tokens", case["max_num_batched_tokens"])
+    known = {
+        "max_num_batched_tokens": batches,
+        "max_in_flight_tokens": batches,
+        "scheduler_block_size": scheduler_block,
+    }
+    takes = signature(get_kv_cache_coordinator).parameters
+    coordinator = get_kv_cache_coordinator(
+        kv_cache_config=kv_cache_utils.generate_scheduler_kv_cache_config([made]),
+        max_model_len=case["max_model_len"],
+        use_eagle=case["drafter"] is not None,
+        enable_caching=case["prefix_caching"],
+        enable_kv_cache_events=False,
+        dcp_world_size=1,
+        pcp_world_size=1,
+        hash_block_size=hash_block,
+        **{name: value for name, value in known.items() if name in takes},
+    )
+    found["dropping"] = sorted(coordinator.eagle_group_ids)
 
 
 def aux_layers(case):

@@ -51,6 +51,8 @@ def check(release: str, inputs: PlanInputs, plan: KVPlan, name: str) -> None:
     assert (made["kv_tokens"], made["max_concurrency"]) == (plan.kv_tokens, plan.concurrency), name
     layers = sum(bucket.count for side in (inputs.target, inputs.drafter) if side for bucket in side.buckets)
     assert len(made["names"]) == len(set(made["names"])) == layers, name
+    if inputs.drafter is not None and inputs.method == "dflash":
+        assert made["dropping"] == [i for i, group in enumerate(plan.groups) if group.owner == "drafter"], name
     if not inputs.capabilities.publishes_capacity:
         assert made["worker_capacity"] == [plan.kv_tokens, plan.concurrency], name
 
