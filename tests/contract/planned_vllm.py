@@ -20,6 +20,7 @@ import released_bytes
 import vllm
 from vllm.v1.core import kv_cache_utils
 from vllm.v1.core.kv_cache_coordinator import get_kv_cache_coordinator
+from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
 from hybrid_serve.engine import worker_extension
 from hybrid_serve.engine.additional import KEY
@@ -66,6 +67,7 @@ def with_plan(case):
             with release.current_config(config):
                 released_bytes.check(made, config)
             coordinate(made, config, case, found)
+            found["profiled"] = profiled(config, specs)
         found["outcome"] = "ok"
     except Exception as error:
         cause = type(error.__cause__).__name__ if error.__cause__ else None
@@ -107,6 +109,22 @@ def few_blocks(config, case, groups):
     return made
 
 
+def profiled(config, specs):
+    """Groups with which a worker captures CUDA graphs to measure them: it groups its layers itself."""
+    kept = []
+    runner = SimpleNamespace(
+        vllm_config=config,
+        cache_config=config.cache_config,
+        compilation_config=SimpleNamespace(max_cudagraph_capture_size=8),
+        max_num_reqs=8,
+        get_kv_cache_spec=lambda: specs,
+        initialize_kv_cache=lambda made, is_profiling: kept.append(made),
+    )
+    GPUModelRunner._init_minimal_kv_cache_for_profiling(runner)
+    (made,) = kept
+    return [release.row_of(group) for group in made.kv_cache_groups]
+
+
 def coordinate(made, config, case, found):
     """The scheduler's coordinator takes the groups; the drafter's are the ones that it drops a block of."""
     scheduler_block, hash_block = found["block_sizes"]
@@ -133,8 +151,6 @@ def coordinate(made, config, case, found):
 
 def aux_layers(case):
     """Target layers whose hidden states the release's V1 model runner collects for a DFlash drafter."""
-    from vllm.v1.worker.gpu_model_runner import GPUModelRunner
-
     drafter = SimpleNamespace(dflash_config=case["dflash_config"], **case["more"])
     speculative = SimpleNamespace(method="dflash", draft_model_config=SimpleNamespace(hf_config=drafter))
     if case["corrected"]:

@@ -46,7 +46,7 @@ def check(release: str, inputs: PlanInputs, plan: KVPlan, name: str) -> None:
     made = engine(release, inputs, plan)
     assert made["outcome"] == "ok", (name, made)
     rows = [[g.layers, CLASSES[g.kind], g.block_size, g.page_size_bytes] for g in plan.groups]
-    assert made["groups"] == rows, name
+    assert made["groups"] == made["profiled"] == rows, name
     assert made["num_blocks"] == plan.num_blocks, name
     assert (made["kv_tokens"], made["max_concurrency"]) == (plan.kv_tokens, plan.concurrency), name
     layers = sum(bucket.count for side in (inputs.target, inputs.drafter) if side for bucket in side.buckets)
