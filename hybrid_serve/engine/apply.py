@@ -19,14 +19,16 @@ class PlanMismatchError(RuntimeError):
 
 
 def signature_of_spec(spec: Any) -> Signature:
-    """(kind, bytes, window) of a real spec: bytes of a mamba state, or of one token of attention."""
+    """(kind, bytes, window) of a real spec: bytes of a mamba state, or of one token of attention.
+
+    Releases name the bytes without padding differently, or not at all; a page without padding is that in all of them.
+    """
+    content = replace(spec, page_size_padded=None).page_size_bytes
     if hasattr(spec, "shapes"):
-        return ("mamba", spec.state_content_size_bytes, None)
-    per_token, rest = divmod(spec.unpadded_page_size_bytes, spec.block_size)
+        return ("mamba", content, None)
+    per_token, rest = divmod(content, spec.block_size)
     if rest:
-        raise PlanMismatchError(
-            f"a page of {spec.unpadded_page_size_bytes} bytes is no multiple of {spec.block_size} tokens"
-        )
+        raise PlanMismatchError(f"a page of {content} bytes is no multiple of {spec.block_size} tokens")
     return ("attention", per_token, getattr(spec, "sliding_window", None))
 
 

@@ -1,8 +1,9 @@
 """The `vllm.general_plugins` entry point: loaded in every process of an engine.
 
 Two patches: vLLM's grouping (by version, `hybrid_serve.engine.patches`), and `EngineArgs.create_engine_config`, where
-the `hybrid_serve` entry of `additional_config` is resolved to a plan before any process is started. Without such an
-entry vLLM behaves as if the plugin were not there.
+the `hybrid_serve` entry of `additional_config` is resolved to a plan before any process is started, and where what the
+release gets wrong with a DFlash drafter is corrected or said. Without such an entry vLLM behaves as if the plugin were
+not there, but for one error that then names the entry (`hybrid_serve.engine.patches.uniform_pages`).
 
 Remove the second when vLLM lets a plugin edit the configuration before the engine starts.
 """
@@ -14,6 +15,7 @@ from typing import Any
 
 from hybrid_serve.engine.additional import WORKER_EXTENSION, requested
 from hybrid_serve.engine.patches import patch_for
+from hybrid_serve.facts.capabilities import capabilities
 
 logger = logging.getLogger("vllm.hybrid_serve")
 
@@ -53,6 +55,7 @@ def patched() -> bool:
 
 
 def _resolve_in_engine_args() -> None:
+    import vllm
     from vllm.engine.arg_utils import EngineArgs
 
     original = EngineArgs.create_engine_config
@@ -67,9 +70,11 @@ def _resolve_in_engine_args() -> None:
             raise ValueError(_unsupported)
         self.worker_extension_cls = _extension(self.worker_extension_cls)
         vllm_config = original(self, *args, **kwargs)
+        from hybrid_serve.engine.drafter_faults import address
         from hybrid_serve.engine.resolve import resolve
 
         vllm_config.additional_config = resolve(request, vllm_config)
+        address(vllm_config, capabilities(vllm.__version__))
         return vllm_config
 
     setattr(create_engine_config, _MARK, original)

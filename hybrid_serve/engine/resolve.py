@@ -2,15 +2,17 @@
 
 import logging
 import os
+from dataclasses import replace
 from typing import Any
 
 from hybrid_serve.engine.additional import PlanRequest, entry
 from hybrid_serve.facts.assemble import plan_inputs
+from hybrid_serve.facts.capabilities import capabilities
 from hybrid_serve.facts.checkpoint import read_drafter, read_target
 from hybrid_serve.facts.device import DeviceFacts
 from hybrid_serve.facts.probe import measure_device
 from hybrid_serve.plan.decide import decide
-from hybrid_serve.plan.inputs import EngineSettings, KVDtype
+from hybrid_serve.plan.inputs import EngineSettings, GDNPrefill, KVDtype
 from hybrid_serve.plan.kv_plan import KVPlan
 from hybrid_serve.plan.verdict import Impossible
 
@@ -23,9 +25,13 @@ def resolve(request: PlanRequest, vllm_config: Any) -> dict[str, Any]:
     """`additional_config` with the plan in it; sets VLLM_KV_CACHE_LAYOUT where the plan needs a layout.
 
     Raises:
-        ValueError: nothing fits, or the layout that the environment asks for is not the plan's.
+        ValueError: nothing fits, the plan is for another vLLM, or the layout that the environment asks for is not the
+            plan's.
     """
+    import vllm
+
     plan = request if isinstance(request, KVPlan) else _plan_here(request, vllm_config)
+    check_release(plan, vllm.__version__)
     if plan.kv_cache_layout is not None:
         asked = os.environ.get(LAYOUT_VARIABLE)
         if asked not in (None, "", plan.kv_cache_layout):
@@ -43,6 +49,16 @@ def resolve(request: PlanRequest, vllm_config: Any) -> dict[str, Any]:
         plan.block_bytes,
     )
     return {**vllm_config.additional_config, **entry(plan)}
+
+
+def check_release(plan: KVPlan, running: str) -> None:
+    """Raises ValueError if the plan is for a vLLM that lays out its KV cache in another way than the running one."""
+    planned_for, here = capabilities(plan.vllm), capabilities(running)
+    if replace(planned_for, version="", checked_as="") != replace(here, version="", checked_as=""):
+        raise ValueError(
+            f"KV plan {plan.plan_id} is for vLLM {plan.vllm}, and this is vLLM {running}, which lays out a KV cache in "
+            f"another way: plan for vLLM {here.version}"
+        )
 
 
 def _plan_here(policy: str, vllm_config: Any) -> KVPlan:
@@ -95,7 +111,15 @@ def settings_of(vllm_config: Any) -> EngineSettings:
         async_scheduling=bool(scheduler.async_scheduling),
         kv_cache_layout=os.environ.get(LAYOUT_VARIABLE) or None,
         block_size=cache.block_size if cache.user_specified_block_size else None,
+        gdn_prefill_backend=_gdn_prefill(vllm_config.additional_config.get("gdn_prefill_backend")),
     )
+
+
+def _gdn_prefill(backend: str | None) -> GDNPrefill:
+    """vLLM's GDN prefill backend in the planner's words: of the named ones only FlashInfer changes the KV cache."""
+    if backend is None or backend == "auto":
+        return "auto"
+    return "flashinfer" if backend == "flashinfer" else "triton"
 
 
 def _kv_dtype(cache_dtype: str) -> KVDtype:

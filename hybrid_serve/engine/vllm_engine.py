@@ -9,6 +9,7 @@ from typing import Any
 from hybrid_serve.engine.additional import entry
 from hybrid_serve.engine.base import ASGIApp, EngineConfig, EngineStartError, EngineStats
 from hybrid_serve.engine.stats import StatsCollector
+from hybrid_serve.facts.capabilities import capabilities
 from hybrid_serve.plan.kv_plan import EngineReport
 
 PARSER_MODULES = (
@@ -90,11 +91,12 @@ class VLLMEngine:
                     f"worker {rank} hashes prefixes every {worker['prefix_match_unit']} tokens, the fleet agreed on "
                     f"{config.settings.prefix_match_unit}: the release does not take prefix_match_unit for this plan"
                 )
+        tokens, concurrency = workers[0]["capacity"] or (cache.kv_cache_size_tokens, cache.kv_cache_max_concurrency)
         return EngineReport(
             num_blocks=workers[0]["num_blocks"],
             groups=tuple((kind, layers, block, page) for kind, layers, block, page in workers[0]["groups"]),
-            kv_tokens=cache.kv_cache_size_tokens,
-            concurrency=cache.kv_cache_max_concurrency,
+            kv_tokens=tokens,
+            concurrency=concurrency,
             workers=len(workers),
             prefix_match_unit=workers[0]["prefix_match_unit"],
         )
@@ -216,9 +218,16 @@ def _planned_arguments(config: EngineConfig) -> dict[str, Any]:
             "model": config.drafter_path,
             "num_speculative_tokens": settings.num_speculative_tokens,
         }
-        if settings.draft_kv_dtype != settings.kv_dtype:
+        if settings.draft_kv_dtype != settings.kv_dtype and _has_draft_kv_dtype():
             planned["speculative_config"]["kv_cache_dtype"] = _cache_dtype(settings.draft_kv_dtype)
     return planned
+
+
+def _has_draft_kv_dtype() -> bool:
+    """Where it is missing, only a dtype that the drafter's KV cache has anyway was planned for."""
+    import vllm
+
+    return capabilities(vllm.__version__).draft_kv_dtype
 
 
 def _cache_dtype(dtype: str) -> str:

@@ -67,7 +67,7 @@ def _mend_cpu_sampling() -> None:
     import vllm
     from vllm.platforms import current_platform
 
-    if current_platform.is_cpu() and capabilities(vllm.__version__.split("+")[0]).cpu_expands_only_integers:
+    if current_platform.is_cpu() and capabilities(vllm.__version__).cpu_expands_only_integers:
         cpu_sampling.install()
 
 
@@ -76,18 +76,34 @@ _check_before_allocation()
 _mend_cpu_sampling()
 
 
+def capacity(vllm_config: Any, kv_cache_config: Any) -> tuple[int, float]:
+    """(KV cache size in tokens, maximum concurrency), as a vLLM that only logs them works them out.
+
+    vLLM 0.20.1, v1/core/kv_cache_utils.py, _report_kv_cache_config.
+    """
+    from vllm.v1.core.kv_cache_utils import get_max_concurrency_for_kv_cache_config
+
+    concurrency = float(get_max_concurrency_for_kv_cache_config(vllm_config, kv_cache_config))
+    return int(concurrency * vllm_config.model_config.max_model_len), concurrency
+
+
 class PlanWorkerExtension:
     """Methods for `collective_rpc`: what this worker really runs."""
 
     def hybrid_serve_report(self) -> dict[str, Any]:
         """{"patched": bool, "plan_id": str | None, "num_blocks": int, "groups": [[kind, layers, block, page], ...],
-        "prefix_match_unit": int | None}."""
+        "prefix_match_unit": int | None,
+        "capacity": (tokens, concurrency), or None where the engine core publishes it}."""
+        import vllm
+
         from hybrid_serve.engine.plugin import patched
 
         worker: Any = self
         config = worker.model_runner.kv_cache_config
         plan = plan_in(worker.vllm_config.additional_config)
+        published = capabilities(vllm.__version__).publishes_capacity
         return {
+            "capacity": None if published else capacity(worker.vllm_config, config),
             "patched": patched(),
             "plan_id": plan.plan_id if plan else None,
             "num_blocks": config.num_blocks,

@@ -71,9 +71,16 @@ class EngineCapabilities:
         dflash_keeps_model_dtype: a DFlash drafter's KV stays in the model's dtype, since its layers are built without
             the cache config (model_executor/models/qwen3_dflash.py).
         dflash_sliding_as_full: a DFlash drafter's sliding layers run, and are allocated, as full ones (the same file).
+        dflash_reads_one_layer_early: a DFlash drafter is fed the hidden states before its `target_layer_ids` instead of
+            those after them (v1/worker/gpu_model_runner.py, _get_eagle3_aux_layers_from_config, which takes the ids as
+            they are); see hybrid_serve.engine.patches.dflash_hidden_states.
 
         cpu_drafter_in_one_group: the CPU's V1 model runner wants all of a drafter's layers in one group
             (v1/spec_decode/llm_base_proposer.py, validate_same_kv_cache_group).
+        reconciles_attention_layouts: a V1 runner gives attention backends that disagree on where the block comes in
+            their tensors one order, in a model without mamba layers too (v1/worker/gpu_model_runner.py,
+            _has_mixed_attention_kv_layout). Without it such layers overwrite each other: FlashAttention's and, with a
+            per-token-head dtype, Triton's.
         v1_targets: targets that run on the V1 model runner on CUDA too, with the same want
             (config/vllm.py, use_v2_model_runner).
         v1_methods: speculative methods that do (the same file, _get_v2_model_runner_unsupported_features).
@@ -85,7 +92,8 @@ class EngineCapabilities:
 
         sets_prefix_match_unit: the tokens between two prefix hashes can be given (engine/arg_utils.py,
             --prefix-match-unit).
-
+        publishes_capacity: the engine core reports its KV cache size in tokens and its maximum concurrency
+            (v1/engine/core_client.py, kv_cache_size_tokens). Where it does not, a worker works them out.
         patch: module under hybrid_serve.engine.patches that applies a plan; None if none does.
     """
 
@@ -119,6 +127,8 @@ class EngineCapabilities:
     draft_kv_dtype: bool = True
     dflash_keeps_model_dtype: bool = False
     dflash_sliding_as_full: bool = False
+    dflash_reads_one_layer_early: bool = False
+    reconciles_attention_layouts: bool = True
     cpu_drafter_in_one_group: bool = True
     v1_targets: V1Targets = "none"
     v1_methods: frozenset[str] = frozenset({"draft_model"})
@@ -127,6 +137,7 @@ class EngineCapabilities:
     cpu_mamba_align: bool = False
     cpu_expands_only_integers: bool = True
     sets_prefix_match_unit: bool = True
+    publishes_capacity: bool = True
     patch: str | None = "kv_cache_utils"
 
     @property
@@ -173,11 +184,14 @@ _V0_20 = replace(
     draft_kv_dtype=False,
     dflash_keeps_model_dtype=True,
     dflash_sliding_as_full=True,
+    dflash_reads_one_layer_early=True,
+    reconciles_attention_layouts=False,
     v1_targets="all",
     v2_methods=frozenset(),
     v2_for_mixed_dflash=False,
     sets_prefix_match_unit=False,
-    patch=None,
+    publishes_capacity=False,
+    patch="uniform_pages",
 )
 _V0_32 = replace(
     _V0_29,
@@ -195,7 +209,7 @@ _V0_33 = replace(
     version="0.33.0",
     flashinfer_gdn_block=64,
     missing_methods=frozenset({"medusa", "mlp_speculator"}),
-    patch=None,
+    patch="kv_cache_config_builder",
 )
 
 CAPABILITIES: dict[str, EngineCapabilities] = {

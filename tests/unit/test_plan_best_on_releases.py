@@ -2,6 +2,7 @@
 
 import time
 from collections import Counter
+from dataclasses import replace
 from math import lcm
 
 import pytest
@@ -9,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from hybrid_serve.facts.capabilities import CAPABILITIES, capabilities
-from hybrid_serve.facts.layers import MambaLayers
+from hybrid_serve.facts.layers import Layers, MambaLayers
 from hybrid_serve.plan.best import best
 from hybrid_serve.plan.buckets import AttentionBucket, buckets_of
 from hybrid_serve.plan.capacity import checkpoint_block, kernel_block, states_per_request
@@ -150,8 +151,20 @@ def test_mamba2_keeps_one_state_more_for_checkpoints_from_0_32(release: str, sta
 
 
 def test_without_a_patch_for_the_release_the_remedy_says_so() -> None:
-    verdict = best(inputs_of(case_named("seed-measured-40g"), capabilities("0.33.0")))
+    unpatched = replace(capabilities("0.33.0"), patch=None)
+    verdict = best(inputs_of(case_named("seed-measured-40g"), unpatched))
     assert isinstance(verdict, NeedsPatch) and "no patch applies a plan to vLLM 0.33.0 yet" in verdict.remedy
+
+
+@pytest.mark.parametrize(("release", "planned_for"), [("0.20.1", False), ("0.26.0", True)])
+def test_layers_that_would_overwrite_each_other_get_no_plan(release: str, planned_for: bool) -> None:
+    case = inputs_of(case_named("seed-measured-40g"), capabilities(release))
+    full = replace(case.target.attention[0], count=23, kv_heads=4, head_dim=128)
+    sliding = replace(full, kind="sliding", count=14, window=128)
+    drafter = Layers(buckets=(replace(full, count=7, head_dim=64),))
+    without_mamba = replace(case, target=Layers(buckets=(sliding, full)), drafter=drafter)
+    mixed = with_settings(without_mamba, kv_dtype="fp8_per_token_head", max_model_len=8192)
+    assert (planned(mixed) is not None) == planned_for
 
 
 def test_a_per_token_head_dtype_carries_its_scales() -> None:

@@ -1,9 +1,10 @@
 """Patch for vLLM 0.26 to 0.32: replaces `vllm.v1.core.kv_cache_utils.get_kv_cache_groups`.
 
 That one function decides the groups; the engine core calls it through its module's globals, and a worker imports it
-when it profiles CUDA graphs, so replacing the module's attribute reaches both.
+when it profiles CUDA graphs, so replacing the module's attribute reaches both. (0.20 to 0.25 have the same function:
+`uniform_pages` serves these, and builds on this patch.)
 
-Remove when every supported vLLM has the `KVCacheConfigBuilder` hook (0.33.0 has it).
+Remove when every supported vLLM has the `KVCacheConfigBuilder` hook (`kv_cache_config_builder`; 0.33.0 has it).
 """
 
 from typing import Any
