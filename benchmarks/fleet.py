@@ -43,8 +43,8 @@ def main() -> None:
     parser.add_argument("--phases", default=",".join(PHASES))
     parser.add_argument("--requests", type=int, default=400, help="of the phase `shares`")
     parser.add_argument("--concurrency", type=int, default=12, help="of the phase `shares`")
-    parser.add_argument("--rate", type=float, default=2.0, help="requests a second while something is killed")
-    parser.add_argument("--flood", type=int, default=300, help="requests of the phase `overload`, all at once")
+    parser.add_argument("--rate", type=float, default=3.0, help="requests a second while something is killed")
+    parser.add_argument("--flood", type=int, default=800, help="requests of the phase `overload`, all at once")
     parser.add_argument("--seed", type=int, default=2026)
     parser.add_argument("--output", type=Path)
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="of the configuration")
@@ -120,7 +120,7 @@ def shares(fleet: LocalFleet, options: argparse.Namespace) -> dict[str, Any]:
     def sample() -> None:
         while not stop.wait(0.25):
             for pool in fleet.pools:
-                free[pool].append(blocks[pool] - sum(fleet.stats(pool)["reserved"].values()))
+                free[pool].append(blocks[pool] - sum(held[0] for held in fleet.stats(pool)["reserved"].values()))
 
     sampler = threading.Thread(target=sample)
     sampler.start()
@@ -225,7 +225,7 @@ def _steady(load: Load, stop: threading.Event, options: argparse.Namespace) -> N
             while not stop.is_set():
                 seed = options.seed + 100 + index
                 count = max(1, int(options.rate * 2))
-                requests = mixed_requests(count, seed=seed, prompt_bytes=(60, 1200), tokens=(16, 64))
+                requests = mixed_requests(count, seed=seed, prompt_bytes=(60, 1200), tokens=(64, 400))
                 tasks.create_task(load.open_loop(requests, options.rate, seed))
                 index += 1
                 await asyncio.sleep(count / options.rate)

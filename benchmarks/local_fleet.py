@@ -29,6 +29,7 @@ class LocalFleet:
         self.config = config
         self.url = url
         self._nodes = nodes
+        self._replaced: list[Any] = []
 
     @property
     def pools(self) -> list[str]:
@@ -97,6 +98,7 @@ class LocalFleet:
         """A new node with the labels of the one that went."""
         node = self._nodes[pool][0]
         self._nodes[pool] = (node, start_node(node))
+        self._replaced.append(self._nodes[pool][1])
 
     def left_over(self, processes: list[psutil.Process]) -> list[str]:
         """Titles of those that still run."""
@@ -108,8 +110,9 @@ class LocalFleet:
                 return process
         raise LookupError(f"no process of the {what}")
 
-    def close(self) -> None:
-        for _, node in self._nodes.values():
+    def close_replaced(self) -> None:
+        """Ends the nodes that `replace_node` started."""
+        for node in self._replaced:
             node.kill_all_processes(check_alive=False, allow_graceful=False, wait=True)
 
 
@@ -125,8 +128,11 @@ def local_fleet(config: AppConfig) -> Iterator[LocalFleet]:
     """Starts Ray, a node per pool and the app; ends when all pools have a running replica; stops all afterwards."""
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(Path.cwd()), os.environ.get("PYTHONPATH")]))
     port = free_port()
-    with private_ray(num_cpus=1, object_store_memory=OBJECT_STORE_BYTES, log_to_driver=False):
-        nodes = {pool: (node, start_node(node)) for pool, node in local_nodes(config).items()}
+    wanted = local_nodes(config)
+    with private_ray(
+        list(wanted.values()), num_cpus=1, object_store_memory=OBJECT_STORE_BYTES, log_to_driver=False
+    ) as up:
+        nodes = {pool: (node, running) for (pool, node), running in zip(wanted.items(), up, strict=True)}
         fleet = LocalFleet(config, f"http://127.0.0.1:{port}", nodes)
         try:
             serve.start(proxy_location="HeadOnly", http_options=HTTPOptions(host="127.0.0.1", port=port))
@@ -138,7 +144,7 @@ def local_fleet(config: AppConfig) -> Iterator[LocalFleet]:
             yield fleet
             serve.shutdown()
         finally:
-            fleet.close()
+            fleet.close_replaced()
 
 
 def until(condition: Callable[[], bool], seconds: float) -> float:

@@ -86,9 +86,9 @@ def private_ray(nodes: Sequence[LocalNode] = (), **options: Any) -> Iterator[tup
     finally:
         # Before the shutdown: a process whose parent has ended is no longer found below it.
         processes = _of_ray(started)
+        ray.shutdown()
         for one in started:
             one.kill_all_processes(check_alive=False, allow_graceful=True, wait=True)
-        ray.shutdown()
         _end(processes)
         for name in set(os.environ) - before:
             if name.startswith("RAY_"):
