@@ -2,12 +2,16 @@
 
     python -m benchmarks.fleet --output benchmarks/results/fleet-cpu.json
     python -m benchmarks.fleet --phases plans,shares
+    python -m benchmarks.fleet --phases plans,prefix --output benchmarks/results/fleet-prefix-cpu.json \
+        model.drafter=none engine.num_speculative_tokens=0 engine.prefix_caching=true
 
 Every pool of the configuration gets a Ray node of its own, labelled as the pool asks. Phases:
 
     plans     what each replica was planned, and what its engine got
     shares    requests of mixed length, fewer at once than the fleet holds: where they went, against free capacity
     overload  more requests at once than the fleet takes: what was refused, and how long the others waited
+    prefix    chats in families with a common beginning: tokens that engines had cached, against what one engine
+              alone would have had (needs an app without a drafter on a CPU: with one, vLLM 0.29.0 caches no prefixes)
     planner, engine, replica, node
               SIGKILL of it under load: what was lost, and how long until the fleet was whole again
 """
@@ -26,25 +30,28 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from benchmarks.load import Load, Outcome, mixed_requests, summary
+from benchmarks.load import Load, Outcome, families_of_requests, mixed_requests, summary
 from benchmarks.local_fleet import LocalFleet, local_fleet, until
 from deployments.config import AppConfig
 from deployments.loading import load_config
 
 KILLS = ("planner", "engine", "replica", "node")
-PHASES = ("plans", "shares", "overload", *KILLS)
+PHASES = ("plans", "shares", "overload", *KILLS, "prefix")
 RECOVERY_LIMIT_S = 180.0
+PREFIX_BYTES = 2700
 
 
 def main() -> None:
     """Run the phases, print the record, and write it."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--config", default="configs/demo-fleet.yaml")
-    parser.add_argument("--phases", default=",".join(PHASES))
+    parser.add_argument("--phases", default=",".join(PHASES[:-1]))
     parser.add_argument("--requests", type=int, default=400, help="of the phase `shares`")
     parser.add_argument("--concurrency", type=int, default=12, help="of the phase `shares`")
     parser.add_argument("--rate", type=float, default=3.0, help="requests a second while something is killed")
     parser.add_argument("--flood", type=int, default=800, help="requests of the phase `overload`, all at once")
+    parser.add_argument("--families", type=int, default=12, help="of the phase `prefix`")
+    parser.add_argument("--each", type=int, default=12, help="requests of a family")
     parser.add_argument("--seed", type=int, default=2026)
     parser.add_argument("--output", type=Path)
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="of the configuration")
@@ -83,6 +90,8 @@ def run(phase: str, fleet: LocalFleet, options: argparse.Namespace) -> dict[str,
         return shares(fleet, options)
     if phase == "overload":
         return overload(fleet, options)
+    if phase == "prefix":
+        return prefix(fleet, options)
     return killed(fleet, phase, options)
 
 
@@ -163,6 +172,33 @@ def overload(fleet: LocalFleet, options: argparse.Namespace) -> dict[str, Any]:
     asyncio.run(load.open_loop(requests, per_second=200.0, seed=options.seed))
     until(fleet.whole, 30)
     return {"seconds": round(time.monotonic() - began, 1), **summary(load.outcomes)}
+
+
+def prefix(fleet: LocalFleet, options: argparse.Namespace) -> dict[str, Any]:
+    """Cached tokens over the fleet, against a sticky ideal: each family's first chat fills, all others hit alike."""
+    load = Load(fleet.url, name_of(fleet))
+    alone = families_of_requests(1, options.each, seed=options.seed + 7, prefix_bytes=PREFIX_BYTES)
+    before = _cached(fleet)
+    asyncio.run(load.closed_loop(alone, 1))
+    hits_of_one_family = sum(_cached(fleet).values()) - sum(before.values())
+    families = families_of_requests(options.families, options.each, seed=options.seed, prefix_bytes=PREFIX_BYTES)
+    before = _cached(fleet)
+    asyncio.run(load.closed_loop(families, options.concurrency))
+    after = _cached(fleet)
+    hits = {pool: after[pool] - before[pool] for pool in fleet.pools}
+    ideal = hits_of_one_family * options.families
+    return {
+        "families": options.families,
+        "requests_each": options.each,
+        "cached_tokens": hits,
+        "cached_tokens_of_one_family_alone": hits_of_one_family,
+        "share_of_ideal": round(sum(hits.values()) / ideal, 4),
+        **summary(load.outcomes),
+    }
+
+
+def _cached(fleet: LocalFleet) -> dict[str, int]:
+    return {pool: int(fleet.stats(pool)["engine"]["prefix_hits"]) for pool in fleet.pools}
 
 
 def killed(fleet: LocalFleet, what: str, options: argparse.Namespace) -> dict[str, Any]:

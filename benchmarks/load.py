@@ -76,6 +76,25 @@ def mixed_requests(count: int, *, seed: int, prompt_bytes: tuple[int, int], toke
     return requests
 
 
+def families_of_requests(families: int, each: int, *, seed: int, prefix_bytes: int) -> list[Request]:
+    """Chats in families that begin alike (a long system prompt) and end unlike, in random order."""
+    rng = random.Random(seed)
+    texts = [prompt.text for prompt in held_out_prompts(200, seed)]
+    requests = []
+    for _ in range(families):
+        beginning = ""
+        while len(beginning) < prefix_bytes:
+            beginning += rng.choice(texts) + "\n\n"
+        for _ in range(each):
+            messages = [
+                {"role": "system", "content": beginning[:prefix_bytes]},
+                {"role": "user", "content": rng.choice(texts)},
+            ]
+            requests.append(Request(messages=messages, max_tokens=8, stream=True))
+    rng.shuffle(requests)
+    return requests
+
+
 class Load:
     """Sends requests to one server and keeps every outcome."""
 
