@@ -3,7 +3,7 @@
     python -m benchmarks.fleet --output benchmarks/results/fleet-cpu.json
     python -m benchmarks.fleet --phases plans,shares
     python -m benchmarks.fleet --phases plans,prefix --output benchmarks/results/fleet-prefix-cpu.json \
-        model.drafter=none engine.num_speculative_tokens=0 engine.prefix_caching=true
+        model.drafter=null engine.num_speculative_tokens=0 engine.prefix_caching=true
 
 Every pool of the configuration gets a Ray node of its own, labelled as the pool asks. Phases:
 

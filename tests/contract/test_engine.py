@@ -73,6 +73,14 @@ def test_acceptance_falls_when_the_drafters_layers_share_a_page() -> None:
     assert agreement(corrupted.answer["outputs"], best().answer["outputs"][:12]) >= 0.98
 
 
+def test_acceptance_falls_when_the_drafter_is_fed_the_states_before_its_layers() -> None:
+    """As vLLM 0.20.1 does without `dflash_hidden_states`: the demo drafter was trained on the states after 1, 4, 6."""
+    early = started(prompts=12, aux_layers=[1, 4, 6]).answer
+    assert early["differences"] == []
+    assert early["mean_acceptance_length"] < 0.6 * best().answer["mean_acceptance_length"]
+    assert agreement(early["outputs"], best().answer["outputs"][:12]) >= 0.98
+
+
 def test_answers_at_a_temperature_are_drafted_and_make_sense() -> None:
     sampled = started(prompts=12, temperature=0.2).answer
     assert sampled["mean_acceptance_length"] >= 3.0

@@ -18,8 +18,11 @@ from hybrid_serve.plan.best import ASK_FOR_A_PLAN
 LAYERS_NAMED = 3
 
 
-class PagesDoNotUnifyError(ValueError):
-    """Stock vLLM cannot give all layers one page size; the message has the layers, the pages and the remedy."""
+class PagesDoNotUnifyError(NotImplementedError):
+    """Stock vLLM cannot give all layers one page size; the message has the layers, the pages and the remedy.
+
+    A NotImplementedError, as vLLM documents it for this case.
+    """
 
 
 def install() -> bool:
