@@ -9,9 +9,11 @@ starts it; three things have to be put right, which `haproxy_exec` does in betwe
 - It outlives the process that started it, if that is killed.
 """
 
+import random
 import shlex
 import socket
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 from deployments import haproxy_exec
@@ -50,9 +52,15 @@ def haproxy_environment(folder: Path) -> dict[str, str]:
     }
 
 
+PORTS = range(20_000, 30_000)
+"""Below those that Linux gives to outgoing connections: one of these would be taken again before a server binds it."""
+
+
 def free_port() -> int:
     """A port on 127.0.0.1 that nothing listens on now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    for port in random.sample(PORTS, 100):
+        with socket.socket() as probe, suppress(OSError):
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(("127.0.0.1", port))
+            return port
+    raise OSError(f"none of 100 ports between {PORTS.start} and {PORTS.stop} on 127.0.0.1 is free")
