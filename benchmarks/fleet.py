@@ -22,29 +22,30 @@ import json
 import os
 import platform
 import shlex
+import signal
 import statistics
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from benchmarks.load import Load, Outcome, families_of_requests, mixed_requests, summary
+from benchmarks.fleet_deaths import DEATHS, after_death
+from benchmarks.load import Load, families_of_requests, mixed_requests, summary
 from benchmarks.local_fleet import LocalFleet, local_fleet, until
 from deployments.config import AppConfig
 from deployments.loading import load_config
 
-KILLS = ("planner", "engine", "replica", "node")
-PHASES = ("plans", "shares", "overload", *KILLS, "prefix")
-RECOVERY_LIMIT_S = 180.0
+PHASES = ("plans", "shares", "overload", *DEATHS, "prefix")
 PREFIX_BYTES = 2700
 
 
 def main() -> None:
     """Run the phases, print the record, and write it."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("asked to stop"))
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--config", default="configs/demo-fleet.yaml")
     parser.add_argument("--phases", default=",".join(PHASES[:-1]))
@@ -94,7 +95,7 @@ def run(phase: str, fleet: LocalFleet, options: argparse.Namespace) -> dict[str,
         return overload(fleet, options)
     if phase == "prefix":
         return prefix(fleet, options)
-    return killed(fleet, phase, options)
+    return after_death(fleet, phase, options)
 
 
 def plans(fleet: LocalFleet) -> dict[str, Any]:
@@ -123,7 +124,7 @@ def shares(fleet: LocalFleet, options: argparse.Namespace) -> dict[str, Any]:
     """Where requests went, against each pool's share of the free blocks while they ran (sampled)."""
     before = {pool: fleet.stats(pool)["engine"] for pool in fleet.pools}
     blocks = {pool: entries[0]["report"]["num_blocks"] for pool, entries in fleet.running().items()}
-    load = Load(fleet.url, name_of(fleet))
+    load = Load(fleet.url, fleet.model)
     requests = mixed_requests(options.requests, seed=options.seed, prompt_bytes=(60, 2400), tokens=(8, 48))
     free: dict[str, list[int]] = {pool: [] for pool in fleet.pools}
     stop = threading.Event()
@@ -133,13 +134,15 @@ def shares(fleet: LocalFleet, options: argparse.Namespace) -> dict[str, Any]:
             for pool in fleet.pools:
                 free[pool].append(blocks[pool] - sum(held[0] for held in fleet.stats(pool)["reserved"].values()))
 
-    sampler = threading.Thread(target=sample)
+    sampler = threading.Thread(target=sample, daemon=True)
     sampler.start()
     began = time.monotonic()
-    asyncio.run(load.closed_loop(requests, options.concurrency))
+    try:
+        asyncio.run(load.closed_loop(requests, options.concurrency))
+    finally:
+        stop.set()
+        sampler.join()
     seconds = time.monotonic() - began
-    stop.set()
-    sampler.join()
     after = {pool: fleet.stats(pool)["engine"] for pool in fleet.pools}
 
     def counted(pool: str, *kinds: str) -> int:
@@ -168,7 +171,7 @@ def _share(values: Mapping[str, float], name: str) -> float:
 
 def overload(fleet: LocalFleet, options: argparse.Namespace) -> dict[str, Any]:
     """A flood: far more requests at once than fit."""
-    load = Load(fleet.url, name_of(fleet), deadline_s=300)
+    load = Load(fleet.url, fleet.model, deadline_s=300)
     requests = mixed_requests(options.flood, seed=options.seed + 1, prompt_bytes=(200, 2400), tokens=(16, 64))
     began = time.monotonic()
     asyncio.run(load.open_loop(requests, per_second=200.0, seed=options.seed))
@@ -178,7 +181,7 @@ def overload(fleet: LocalFleet, options: argparse.Namespace) -> dict[str, Any]:
 
 def prefix(fleet: LocalFleet, options: argparse.Namespace) -> dict[str, Any]:
     """Cached tokens over the fleet, against a sticky ideal: each family's first chat fills, all others hit alike."""
-    load = Load(fleet.url, name_of(fleet))
+    load = Load(fleet.url, fleet.model)
     alone = families_of_requests(1, options.each, seed=options.seed + 7, prefix_bytes=PREFIX_BYTES)
     before = _cached(fleet)
     asyncio.run(load.closed_loop(alone, 1))
@@ -201,88 +204,6 @@ def prefix(fleet: LocalFleet, options: argparse.Namespace) -> dict[str, Any]:
 
 def _cached(fleet: LocalFleet) -> dict[str, int]:
     return {pool: int(fleet.stats(pool)["engine"]["prefix_hits"]) for pool in fleet.pools}
-
-
-def killed(fleet: LocalFleet, what: str, options: argparse.Namespace) -> dict[str, Any]:
-    """SIGKILL of one thing under load; the load goes on until the fleet is whole again."""
-    pool = fleet.pools[0]
-    plans_before = {entry["replica_id"]: entry["plan_id"] for entries in fleet.running().values() for entry in entries}
-    load = Load(fleet.url, name_of(fleet), deadline_s=120)
-    stop = threading.Event()
-    thread = threading.Thread(target=_steady, args=(load, stop, options))
-    thread.start()
-    time.sleep(8)
-    killed_at = time.monotonic()
-    left: Callable[[], list[str]] = list
-    if what == "planner":
-        fleet.planner().kill()
-    elif what == "engine":
-        fleet.engine_core(pool).kill()
-    elif what == "replica":
-        replica = fleet.replica(pool)
-        below = replica.children(recursive=True)
-        replica.kill()
-        left = lambda: fleet.left_over(below)  # noqa: E731
-    else:
-        processes = fleet.kill_node(pool)
-        left = lambda: fleet.left_over(processes)  # noqa: E731
-        fleet.replace_node(pool)
-    noticed = until(lambda: not fleet.whole(), 60) if what != "planner" else None
-    recovered = None
-    try:
-        until(fleet.whole, RECOVERY_LIMIT_S)
-        recovered = time.monotonic() - killed_at
-    except TimeoutError:
-        pass
-    time.sleep(4)
-    stop.set()
-    thread.join()
-    same = {entry["replica_id"]: entry["plan_id"] for entries in fleet.running().values() for entry in entries}
-    at = killed_at - load._began
-    return {
-        "noticed_s": None if noticed is None else round(noticed, 2),
-        "whole_again_s": None if recovered is None else round(recovered, 2),
-        "lost": [_short(o) for o in load.outcomes if o.end not in ("done", "refused")],
-        "in_flight_when_killed": sum(1 for o in load.outcomes if o.sent_s <= at <= o.sent_s + o.total_s),
-        "sent_after": sum(1 for o in load.outcomes if o.sent_s > at),
-        "replicas_kept": sorted(set(plans_before) & set(same)),
-        "plans_kept": all(same[r] == plans_before[r] for r in set(plans_before) & set(same)),
-        "left_over_processes": left(),
-        "integrity": fleet.status()["integrity"],
-        "planner_starts": fleet.status()["starts"],
-        **summary(load.outcomes),
-    }
-
-
-def _steady(load: Load, stop: threading.Event, options: argparse.Namespace) -> None:
-    """Open-loop load in slices until told to stop."""
-
-    async def slices() -> None:
-        index = 0
-        async with asyncio.TaskGroup() as tasks:
-            while not stop.is_set():
-                seed = options.seed + 100 + index
-                count = max(1, int(options.rate * 2))
-                requests = mixed_requests(count, seed=seed, prompt_bytes=(60, 1200), tokens=(64, 400))
-                tasks.create_task(load.open_loop(requests, options.rate, seed))
-                index += 1
-                await asyncio.sleep(count / options.rate)
-
-    asyncio.run(slices())
-
-
-def _short(outcome: Outcome) -> dict[str, Any]:
-    return {
-        "sent_s": round(outcome.sent_s, 2),
-        "status": outcome.status,
-        "end": outcome.end,
-        "total_s": round(outcome.total_s, 2),
-    }
-
-
-def name_of(fleet: LocalFleet) -> str:
-    """The model that clients ask for."""
-    return str(fleet.config.served[0].model.name)
 
 
 if __name__ == "__main__":

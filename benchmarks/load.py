@@ -102,7 +102,7 @@ class Load:
         self._url = f"{url}/v1/chat/completions"
         self._model = model
         self._deadline_s = deadline_s
-        self._began = time.monotonic()
+        self.began = time.monotonic()
         self.outcomes: list[Outcome] = []
 
     async def open_loop(self, requests: Iterable[Request], per_second: float, seed: int) -> None:
@@ -143,7 +143,7 @@ class Load:
         ended = time.monotonic()
         self.outcomes.append(
             Outcome(
-                sent_s=started - self._began,
+                sent_s=started - self.began,
                 status=reading.status,
                 end=reading.end,
                 first_s=None if reading.first is None else reading.first - started,

@@ -32,6 +32,11 @@ class LocalFleet:
         self._replaced: list[Any] = []
 
     @property
+    def model(self) -> str:
+        """The (first) model that clients ask for."""
+        return self.config.served[0].name
+
+    @property
     def pools(self) -> list[str]:
         return [pool.name for served in self.config.served for pool in served.pools]
 

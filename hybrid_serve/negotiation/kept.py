@@ -22,8 +22,9 @@ RETRY_PERIOD_S = 5.0
 class Kept:
     """One JSON document in a store, read once and written whole at every change.
 
-    A store that can't be reached costs what would have been kept, never a start or an answer: it is logged, and the
-    next change, or `keep` after `RETRY_PERIOD_S`, writes everything again.
+    A store that can't be reached never costs a start or an answer: it is logged, and the next change, or `keep` after
+    `RETRY_PERIOD_S`, writes everything again. What could not be read at the start is never written over: it is read
+    before the first write, and what was set since then is added to it.
     """
 
     def __init__(self, store: Store, clock: Callable[[], float] = time.monotonic) -> None:
@@ -33,8 +34,9 @@ class Kept:
         self.starts = 0
         self.agreements: tuple[Agreement, ...] = ()
         self._overrides: dict[str, dict[str, Any]] = {}
+        self._unread = True
         try:
-            self._load(store.read(KEY))
+            self._read()
         except Exception as error:
             logger.error("the planner starts without what it kept: %s", error)
 
@@ -85,25 +87,45 @@ class Kept:
         self._save()
 
     def _save(self) -> None:
-        document = {
-            "format": FORMAT,
-            "starts": self.starts,
-            "agreements": [agreement.to_json() for agreement in self.agreements],
-            "overrides": self._overrides,
-        }
         try:
-            self._store.write(KEY, json.dumps(document).encode())
+            if self._unread:
+                self._read()
+            self._store.write(KEY, json.dumps(self._document()).encode())
         except Exception as error:
             logger.error("the planner could not keep its agreements: %s", error)
             self._failed_at = self._clock()
         else:
             self._failed_at = None
 
-    def _load(self, value: bytes | None) -> None:
-        if value is None:
+    def _document(self) -> dict[str, Any]:
+        return {
+            "format": FORMAT,
+            "starts": self.starts,
+            "agreements": [agreement.to_json() for agreement in self.agreements],
+            "overrides": self._overrides,
+        }
+
+    def _read(self) -> None:
+        """Raises whatever the store raises. What this release can't read is logged, and given up."""
+        value = self._store.read(KEY)
+        self._unread = False
+        try:
+            self._add(json.loads(value) if value is not None else None)
+        except (KeyError, TypeError, ValueError) as error:
+            logger.error("the planner starts without what it kept: %s", error)
+
+    def _add(self, document: Any) -> None:
+        """What was kept, below what was set in the meantime."""
+        if document is None:
             return
-        document = json.loads(value)
         if document.get("format") != FORMAT:
             raise ValueError(f"it has format {document.get('format')}, this release reads format {FORMAT}")
-        agreements = tuple(Agreement.from_json(agreement) for agreement in document["agreements"])
-        self.starts, self.agreements, self._overrides = document["starts"], agreements, document["overrides"]
+        newer = {(agreement.model_name, agreement.generation) for agreement in self.agreements}
+        agreements = (Agreement.from_json(agreement) for agreement in document["agreements"])
+        older = tuple(a for a in agreements if (a.model_name, a.generation) not in newer)
+        overrides = {
+            model: document["overrides"].get(model, {}) | self._overrides.get(model, {})
+            for model in {**document["overrides"], **self._overrides}
+        }
+        starts = self.starts + document["starts"]
+        self.starts, self.agreements, self._overrides = starts, older + self.agreements, overrides

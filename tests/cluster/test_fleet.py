@@ -9,7 +9,10 @@ from typing import Any
 
 import pytest
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
+LONGEST_S = 800
+MAX_QUEUE_S = 4
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(LONGEST_S + 100)]
 
 ROOT = Path(__file__).parents[2]
 PHASES = ("plans", "shares", "planner", "engine", "node", "overload")
@@ -21,11 +24,18 @@ def record(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     folder = tmp_path_factory.mktemp("fleet")
     command = [
         sys.executable, "-m", "benchmarks.fleet", "--phases", ",".join(PHASES), "--output", str(folder / "fleet.json"),
-        "--requests", "150", "--flood", "250", "--rate", "2", "limits.max_queue_s=4",
+        "--flood", "250", "--rate", "2", f"limits.max_queue_s={MAX_QUEUE_S}",
     ]  # fmt: skip
     environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
-    run = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=580)
-    assert run.returncode == 0, run.stdout[-2000:] + run.stderr[-4000:]
+    log = folder / "log"
+    with log.open("w") as out:
+        process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=out, stderr=subprocess.STDOUT)
+        try:
+            process.wait(timeout=LONGEST_S)
+        except subprocess.TimeoutExpired:
+            process.terminate()  # it then stops its nodes
+            process.wait(timeout=60)
+    assert process.returncode == 0, log.read_text()[-6000:]
     record: dict[str, Any] = json.loads((folder / "fleet.json").read_text())
     return record
 
@@ -48,7 +58,7 @@ def test_replicas_agree_where_they_must(record: dict[str, Any]) -> None:
 
 def test_requests_are_shared_by_free_capacity(record: dict[str, Any]) -> None:
     shares = record["shares"]
-    assert shares["ends"] == {"done": 150}
+    assert shares["ends"] == {"done": 400}
     assert shares["worst_deviation"] <= 0.10, shares["pools"]
 
 
@@ -56,6 +66,8 @@ def test_above_capacity_there_is_only_503_with_retry_after_and_what_is_accepted_
     overload = record["overload"]
     assert set(overload["ends"]) == {"done", "refused"} and set(overload["statuses"]) == {"200", "503"}
     assert overload["ends"]["done"] >= 30
+    # The wait for room, and then the prefill of as many requests as the fleet holds, on two cores.
+    assert overload["first_content_p99_s"] <= MAX_QUEUE_S + 15
 
 
 def test_a_killed_planner_costs_no_request_and_comes_back_with_the_same_plans(record: dict[str, Any]) -> None:
@@ -69,8 +81,9 @@ def test_a_killed_planner_costs_no_request_and_comes_back_with_the_same_plans(re
 @pytest.mark.parametrize("what", ["engine", "node"])
 def test_what_dies_costs_at_most_what_streams_on_it_and_is_replaced(record: dict[str, Any], what: str) -> None:
     killed = record[what]
-    assert len(killed["lost"]) <= killed["in_flight_when_killed"]
+    assert killed["lost_that_were_sent_after"] == 0
+    # One more may have come between the count and the kill.
+    assert len(killed["lost"]) <= killed["streaming_on_it"] + 1
     assert {lost["end"] for lost in killed["lost"]} <= {"error event", "broken"}
-    assert killed["whole_again_s"] is not None
     assert len(killed["replicas_kept"]) == 2 and killed["plans_kept"]
     assert killed["integrity"] == "" and killed["left_over_processes"] == []

@@ -132,6 +132,23 @@ async def test_a_planner_over_the_same_store_answers_as_the_one_before(caplog: p
     assert json.dumps(status)
 
 
+def test_what_could_not_be_read_is_not_written_over() -> None:
+    store, clock = Flaky(), Clock()
+    before = Kept(store, clock)
+    before.count_start()
+    before.keep((an_agreement(),))
+    before.set_override("seed", "generation", 3)
+    store.down = True
+    kept = Kept(store, clock)
+    kept.count_start()
+    kept.set_override("seed", "note", "later")
+    store.down = False
+    kept.set_override("other", "note", "too")
+    again = Kept(store)
+    assert (again.starts, again.agreements) == (2, (an_agreement(),))
+    assert again.all_overrides() == {"seed": {"generation": 3, "note": "later"}, "other": {"note": "too"}}
+
+
 async def test_the_agreement_is_kept_before_the_answer_is_given() -> None:
     store = MemoryStore()
     answer = await Planner(store).negotiate(offer_of(FLEET, "small", "r1", gib=1.5))

@@ -1,0 +1,114 @@
+"""SIGKILL of one part of a fleet under load: what was lost, and how long until the fleet was whole again."""
+
+import argparse
+import asyncio
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import psutil
+
+from benchmarks.load import Load, Outcome, mixed_requests, summary
+from benchmarks.local_fleet import LocalFleet, until
+
+DEATHS = ("planner", "engine", "replica", "node")
+BEFORE_S, AFTER_S = 8.0, 4.0
+NOTICE_LIMIT_S, RECOVERY_LIMIT_S = 60.0, 180.0
+
+
+def after_death(fleet: LocalFleet, what: str, options: argparse.Namespace) -> dict[str, Any]:
+    """What killing it cost. The load goes on until the fleet is whole again, and a little longer.
+
+    `streaming_on_it` are the requests that the victim had when it was killed: no more than these may be lost.
+    """
+    pool = fleet.pools[0]
+    plans = _plans(fleet)
+    load = Load(fleet.url, fleet.model, deadline_s=120)
+    noticed = recovered = None
+    with _steady(load, options):
+        time.sleep(BEFORE_S)
+        had = fleet.stats(pool)["engine"] if what != "planner" else {"running": 0, "waiting": 0}
+        killed_at = time.monotonic()
+        processes = _kill(fleet, what, pool)
+        if what != "planner":
+            noticed = round(until(lambda: not fleet.whole(), NOTICE_LIMIT_S), 2)
+        until(fleet.whole, RECOVERY_LIMIT_S)
+        recovered = round(time.monotonic() - killed_at, 2)
+        time.sleep(AFTER_S)
+    plans_now = _plans(fleet)
+    kept = sorted(set(plans) & set(plans_now))
+    at = killed_at - load.began
+    status = fleet.status()
+    return {
+        "noticed_s": noticed,
+        "whole_again_s": recovered,
+        "streaming_on_it": had["running"] + had["waiting"],
+        "lost": [_short(o) for o in load.outcomes if o.end not in ("done", "refused")],
+        "lost_that_were_sent_after": sum(o.sent_s > at and o.end not in ("done", "refused") for o in load.outcomes),
+        "in_flight": sum(o.sent_s <= at <= o.sent_s + o.total_s for o in load.outcomes),
+        "sent_after": sum(o.sent_s > at for o in load.outcomes),
+        "replicas_kept": kept,
+        "plans_kept": all(plans_now[replica] == plans[replica] for replica in kept),
+        "left_over_processes": fleet.left_over(processes),
+        "integrity": status["integrity"],
+        "planner_starts": status["starts"],
+        **summary(load.outcomes),
+    }
+
+
+def _kill(fleet: LocalFleet, what: str, pool: str) -> list[psutil.Process]:
+    """Answers the processes that have to be gone afterwards: the victim and all below it."""
+    if what == "node":
+        processes = fleet.kill_node(pool)
+        fleet.replace_node(pool)
+        return processes
+    victim = {
+        "planner": fleet.planner,
+        "engine": lambda: fleet.engine_core(pool),
+        "replica": lambda: fleet.replica(pool),
+    }
+    process = victim[what]()
+    processes = [process, *process.children(recursive=True)]
+    process.kill()
+    return processes
+
+
+def _plans(fleet: LocalFleet) -> dict[str, str]:
+    """Plan id by running replica."""
+    return {entry["replica_id"]: entry["plan_id"] for entries in fleet.running().values() for entry in entries}
+
+
+@contextmanager
+def _steady(load: Load, options: argparse.Namespace) -> Iterator[None]:
+    """Open-loop load while the block runs; at its end all of its requests have ended."""
+    stop = threading.Event()
+
+    async def slices() -> None:
+        index = 0
+        async with asyncio.TaskGroup() as tasks:
+            while not stop.is_set():
+                seed = options.seed + 100 + index
+                count = max(1, int(options.rate * 2))
+                requests = mixed_requests(count, seed=seed, prompt_bytes=(60, 1200), tokens=(64, 400))
+                tasks.create_task(load.open_loop(requests, options.rate, seed))
+                index += 1
+                await asyncio.sleep(count / options.rate)
+
+    thread = threading.Thread(target=lambda: asyncio.run(slices()), daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
+
+
+def _short(outcome: Outcome) -> dict[str, Any]:
+    return {
+        "sent_s": round(outcome.sent_s, 2),
+        "status": outcome.status,
+        "end": outcome.end,
+        "total_s": round(outcome.total_s, 2),
+    }
