@@ -107,7 +107,7 @@ class LocalFleet:
 
     def left_over(self, processes: list[psutil.Process]) -> list[str]:
         """Titles of those that still run."""
-        return [_title(process) for process in processes if process.is_running()]
+        return [_title(process) for process in processes if _runs(process)]
 
     def _one(self, wanted: Callable[[psutil.Process], bool], what: str) -> psutil.Process:
         for process in psutil.Process(os.getpid()).children(recursive=True):
@@ -119,6 +119,13 @@ class LocalFleet:
         """Ends the nodes that `replace_node` started."""
         for node in self._replaced:
             node.kill_all_processes(check_alive=False, allow_graceful=False, wait=True)
+
+
+def _runs(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 def _title(process: psutil.Process) -> str:
