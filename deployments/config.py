@@ -83,8 +83,12 @@ class LimitsConfig(Section):
 
     max_body: Size = light(32 * 2**20, "Largest request body, e.g. `32MiB`; larger ones are answered 413.")
     request_timeout_s: float = light(3600.0, "Seconds from a request's arrival to its last byte.", gt=0)
-    max_queued_requests: int = light(1000, "Requests that wait for room; further ones are answered 503.", ge=1)
-    max_queue_s: float = light(30.0, "Seconds that a request may wait for room; then it is answered 503.", gt=0)
+    max_queued_requests: int = light(
+        1000, "Requests of a model that wait for room, per ingress replica; further ones are answered 503.", ge=1
+    )
+    max_queue_s: float = light(
+        30.0, "Seconds that a request may wait for room, over all attempts; then it is answered 503.", gt=0
+    )
     retries: int = light(2, "Further replicas that a request is tried on while no byte of its answer is sent.", ge=0)
 
 

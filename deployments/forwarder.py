@@ -13,6 +13,7 @@ from deployments.openai_errors import send_error
 from deployments.routing.admission import Overloaded
 from deployments.routing.need import RequestNeed
 from deployments.routing.service import ModelService
+from deployments.routing.ticket import ReplicaFull
 from hybrid_serve.engine.base import Receive, Scope, Send
 
 logger = logging.getLogger("ray.serve")
@@ -113,21 +114,31 @@ class Forwarder:
     async def _serve(
         self, service: ModelService, need: RequestNeed, scope: dict[str, Any], body: bytes, answer: Answer
     ) -> None:
-        for attempt in range(self.retries + 1):
-            reservation = await service.admission.admit(need, again=attempt > 0)
-            messages = None
+        """One attempt after another; `retries` and the patience of all attempts together are those of its beginning."""
+        now = asyncio.get_running_loop().time
+        retries, patience_s = self.retries, service.admission.max_queue_s
+        failed, again = 0, False
+        while True:
+            since = now()
+            reservation = await service.admission.admit(need, again=again, patience_s=patience_s)
+            patience_s -= now() - since
+            since, again, messages = now(), True, None
             try:
                 messages = service.call(reservation, need, scope, body)
                 async with service.in_flight.watched(reservation):
                     await answer.relay(messages)
                 messages = None
                 return
+            except ReplicaFull:
+                service.board.refused(reservation)
+                patience_s -= now() - since
             except Exception as error:
                 if not replica_failed(error):
                     raise
                 service.board.suspect(reservation.replica_id)
-                if answer.started or attempt == self.retries:
+                if answer.started or failed >= retries:
                     raise
+                failed += 1
                 logger.warning("replica %s failed, trying another: %s", reservation.replica_id, last_line(error))
             finally:
                 if messages is not None:

@@ -9,6 +9,7 @@ from typing import Any
 from deployments.answer import last_line
 from deployments.routing.need import NO_KV
 from deployments.routing.service import ModelService
+from deployments.routing.ticket import ReplicaFull
 from hybrid_serve.engine.base import Send
 
 logger = logging.getLogger("ray.serve")
@@ -29,17 +30,20 @@ async def list_models(services: Mapping[str, ModelService], scope: dict[str, Any
 async def _cards(service: ModelService, scope: dict[str, Any]) -> list[dict[str, Any]]:
     reservation = service.board.reserve(NO_KV)
     if reservation is not None:
-        messages = service.call(reservation, NO_KV, scope, b"")
-        ended = False
+        messages = None
         try:
+            messages = service.call(reservation, NO_KV, scope, b"")
             async with asyncio.timeout(TIMEOUT_S):
                 body = b"".join([message.get("body", b"") async for message in messages])
-            ended = True
+            messages = None
             return list(json.loads(body)["data"])
+        except ReplicaFull as error:
+            logger.warning("model %s: no replica told its card: %s", service.name, last_line(error))
+            service.board.refused(reservation)
         except Exception as error:
             logger.warning("model %s: no replica told its card: %s", service.name, last_line(error))
         finally:
-            if not ended:
+            if messages is not None:
                 messages.cancel()
             service.board.release(reservation)
     return [{"id": service.name, "object": "model", "owned_by": "vllm", "max_model_len": service.board.max_model_len}]

@@ -58,11 +58,14 @@ class PoolConfig(Section):
     target_ongoing_requests: float | None = light(
         None,
         "Requests per replica that autoscaling aims at where they run out before KV memory does. Default: "
-        "`scaling.utilisation` of the engine's max_num_seqs.",
+        "`scaling.utilisation` of what it is given at once: max_num_seqs, or max_ongoing_requests less 8.",
         gt=0,
     )
     max_ongoing_requests: int | None = light(
-        None, "Requests a replica holds at once. Default: the planned concurrency and a quarter more, plus 8.", ge=1
+        None,
+        "Requests a replica holds at once, 8 of them without KV memory (/v1/models, ...). Default: the engine's "
+        "max_num_seqs and a quarter more, plus 8.",
+        ge=1,
     )
     upscale_delay_s: float = light(10.0, "Seconds of high load before a replica is added.", ge=0)
     downscale_delay_s: float = light(300.0, "Seconds of low load before a replica is removed.", ge=0)

@@ -1,9 +1,9 @@
-"""How many requests a replica is given, from what its plan can hold."""
+"""How many requests a replica is expected to run and is given at most."""
 
 from dataclasses import dataclass
-from math import ceil
 
 from deployments.config import PoolConfig
+from deployments.routing.limit import default_limit
 from hybrid_serve.plan.capacity import request_blocks
 from hybrid_serve.plan.inputs import PlanInputs
 from hybrid_serve.plan.kv_plan import KVPlan
@@ -21,9 +21,8 @@ class PoolSizing:
         concurrency: requests of the configured workload that run at once: what the KV plan holds, at most
             max_num_seqs, at least 1.
         target_ongoing_requests: autoscaling keeps the mean per replica near it: 80 % of `concurrency`.
-        max_ongoing_requests: the most that a replica is given: `concurrency`, a quarter more that wait inside the
-            engine (so that a finished request is followed at once), and 8 for requests that hold no KV
-            (/v1/models, /tokenize, /health).
+        max_ongoing_requests: the most that Ray Serve gives a replica. It follows max_num_seqs and not the plan
+            (`deployments.routing.limit`): what a plan holds of other requests than the workload's, the board counts.
     """
 
     concurrency: int
@@ -39,18 +38,15 @@ def planned_concurrency(plan: KVPlan, inputs: PlanInputs) -> int:
 
 def size_pool(plan: KVPlan, inputs: PlanInputs, pool: PoolConfig) -> PoolSizing:
     """Numbers from the plan, except those that the configuration sets."""
-    concurrency = planned_concurrency(plan, inputs)
-    most = pool.max_ongoing_requests or concurrency + ceil(concurrency / 4) + 8
-    target = pool.target_ongoing_requests or max(1.0, TARGET_SHARE * concurrency)
-    return PoolSizing(concurrency=concurrency, target_ongoing_requests=min(target, most), max_ongoing_requests=most)
+    return _sizing(planned_concurrency(plan, inputs), inputs, pool)
 
 
 def guessed_sizing(inputs: PlanInputs, pool: PoolConfig) -> PoolSizing:
     """For a pool whose device is a guess that no plan fits on: as many requests as the engine steps through at once."""
-    most = pool.max_ongoing_requests or inputs.settings.max_num_seqs
-    target = pool.target_ongoing_requests or max(1.0, TARGET_SHARE * most)
-    return PoolSizing(
-        concurrency=inputs.settings.max_num_seqs,
-        target_ongoing_requests=min(target, most),
-        max_ongoing_requests=most,
-    )
+    return _sizing(inputs.settings.max_num_seqs, inputs, pool)
+
+
+def _sizing(concurrency: int, inputs: PlanInputs, pool: PoolConfig) -> PoolSizing:
+    most = pool.max_ongoing_requests or default_limit(inputs.settings.max_num_seqs)
+    target = pool.target_ongoing_requests or max(1.0, TARGET_SHARE * concurrency)
+    return PoolSizing(concurrency=concurrency, target_ongoing_requests=min(target, most), max_ongoing_requests=most)

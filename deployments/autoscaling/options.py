@@ -9,6 +9,7 @@ from ray.serve.config import AutoscalingConfig, AutoscalingPolicy
 from deployments.autoscaling.facts import PoolFacts
 from deployments.autoscaling.policy import IngressPolicy, PoolPolicy
 from deployments.fleet import PlannedPool
+from deployments.routing.limit import most_sequences
 from hybrid_serve.plan.search import contexts_of
 
 FIGURES_PERIOD_S = 2.0
@@ -21,9 +22,9 @@ WINDOW_S = 6.0
 def facts_of(planned: PlannedPool, utilisation: float) -> PoolFacts:
     """What the controller needs to know of a pool."""
     inputs, pool = planned.inputs, planned.config.pool
-    most: float = inputs.settings.max_num_seqs
+    most: float = most_sequences(inputs.settings.max_num_seqs, planned.sizing.max_ongoing_requests)
     if pool.target_ongoing_requests is not None:
-        most = pool.target_ongoing_requests / utilisation
+        most = min(most, pool.target_ongoing_requests / utilisation)
     known: dict[str, Any] = {
         "name": pool.name,
         "model": str(planned.config.model.name),

@@ -58,7 +58,7 @@ class Accounts:
         """The engine has answered the ticket's request to its end."""
         if ticket is None:
             self._measured.request(0)
-        elif ticket.sequences:
+        elif ticket.sequences or ticket.prompt_bytes:
             self._measured.request(ticket.prompt_bytes)
 
     @property

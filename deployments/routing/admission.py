@@ -4,7 +4,7 @@ import asyncio
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 
 from deployments.routing.board import Board, Reservation
@@ -18,6 +18,9 @@ MAX_OVERTAKEN = 16
 
 LOOK_AHEAD = 64
 """Waiting requests that are looked at for one that fits: it bounds what a release costs."""
+
+CERTAINLY_TOO_LONG = 2.0
+"""A prompt estimated at so many times max_model_len is longer than that: estimates are not as wrong."""
 
 TICK_S = 1.0
 
@@ -84,36 +87,48 @@ class Admission:
         """What the requests that wait need, in their order."""
         return (each.need for each in self._queue.values())
 
-    async def admit(self, need: RequestNeed, *, again: bool = False) -> Reservation:
+    async def admit(self, need: RequestNeed, *, again: bool = False, patience_s: float | None = None) -> Reservation:
         """A reservation for the request, as soon as it is its turn; the caller releases it on the board.
 
-        A request that no replica could ever hold is let through without KV: the engine refuses it in its own words.
+        A prompt that is certainly too long for every replica is let through without KV: the engine refuses it in its
+        own words. One that only seems too long is counted as if it were as long as it can be.
 
         Args:
             again: the request was admitted before and its replica failed: it goes to the queue's front.
+            patience_s: seconds that it may still wait; `max_queue_s` if it is new.
 
         Raises:
-            Overloaded: the queue is full, or no room came in `max_queue_s`.
+            Overloaded: the queue is full, or no room came in time.
         """
-        if self._board.never_fits(need):
-            need = NO_KV
+        patience_s = self.max_queue_s if patience_s is None else patience_s
+        need = self._counted(need)
+        if patience_s <= 0:
+            raise self._overloaded("no room came free in the time that a request may wait", need)
         if not self._queue or not need.sequences:
             reservation = self._board.reserve(need)
             if reservation is not None:
                 return reservation
         if len(self._queue) >= self.max_queued and not again:
             raise self._overloaded(f"{len(self._queue)} requests are waiting for room, which is the limit", need)
-        waiting = self._enqueue(need, front=again)
+        waiting = self._enqueue(need, front=again or not need.sequences)
         try:
             self._pump()
-            await asyncio.wait((waiting.place,), timeout=self.max_queue_s)
+            await asyncio.wait((waiting.place,), timeout=patience_s)
         except BaseException:
             self._withdraw(waiting)
             raise
         if waiting.place.done():
             return waiting.place.result()
         self._withdraw(waiting)
-        raise self._overloaded(f"no room came free in {self.max_queue_s:g} s", need)
+        raise self._overloaded(f"no room came free in {round(patience_s, 2):g} s", need)
+
+    def _counted(self, need: RequestNeed) -> RequestNeed:
+        if not self._board.never_fits(need):
+            return need
+        longest = self._board.max_model_len or 0
+        cut = replace(need, prompt_tokens=max(1, longest - 1), output_tokens=1)
+        certain = need.prompt_tokens > CERTAINLY_TOO_LONG * longest
+        return NO_KV if certain or self._board.never_fits(cut) else cut
 
     def _overloaded(self, why: str, need: RequestNeed) -> Overloaded:
         ahead = self._queued_tokens + need.tokens * need.sequences

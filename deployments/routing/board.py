@@ -20,6 +20,9 @@ SUSPECT_S = 1.0
 SUSPECT_LONGEST_S = 30.0
 """A suspect is tried again after this time even without a report: if the controller is away, no replica's arrive."""
 
+FULL_LONGEST_S = 5.0
+"""A full replica is tried again after this time even if nobody says that it has room."""
+
 PRIOR_REQUESTS = 8
 """The start values of the estimates count as much as so many measured requests."""
 
@@ -155,7 +158,7 @@ class Board:
 
     def reserve(self, need: RequestNeed, closed: Collection[str] = ()) -> Reservation | None:
         """Room for a request now, on a replica outside `closed`; None if there is none."""
-        serving = [entry for entry in self._entries.values() if self._serves(entry)]
+        serving = [entry for entry in self._entries.values() if self._takes(entry)]
         if not need.sequences:
             return self._pass(serving)
         candidates: dict[str, _Candidate] = {}
@@ -213,6 +216,20 @@ class Board:
 
     def release(self, reservation: Reservation) -> bool:
         """Gives the room back. Only the first release of a reservation does anything; answers whether this one did."""
+        if not self._give_back(reservation, full_since=None):
+            return False
+        self._tell(reservation.tokens)
+        return True
+
+    def refused(self, reservation: Reservation) -> bool:
+        """As `release`, of a request that its replica was too full for: until that reports, or a request of this
+        ingress on it ends, it gets nothing."""
+        if not self._give_back(reservation, full_since=self._clock()):
+            return False
+        self._tell(0)
+        return True
+
+    def _give_back(self, reservation: Reservation, full_since: float | None) -> bool:
         if self._reservations.pop(reservation.number, None) is None:
             return False
         entry = self._entries.get(reservation.replica_id)
@@ -220,7 +237,7 @@ class Board:
             entry.own_blocks -= reservation.blocks
             entry.own_sequences -= reservation.sequences
             entry.own_passing -= not reservation.sequences
-        self._tell(reservation.tokens)
+            entry.full_since = full_since
         return True
 
     def _tell(self, tokens: int) -> None:
@@ -234,6 +251,10 @@ class Board:
     def _serves(self, entry: Entry) -> bool:
         since = entry.suspect_since
         return entry.load.healthy and (since is None or self._clock() - since >= SUSPECT_LONGEST_S)
+
+    def _takes(self, entry: Entry) -> bool:
+        full = entry.full_since is not None and self._clock() - entry.full_since < FULL_LONGEST_S
+        return self._serves(entry) and not full
 
     @property
     def can_serve(self) -> bool:
@@ -259,7 +280,7 @@ class Board:
         return {
             name: entry.facts.kv_tokens * max(0.0, 1 - entry.fullness)
             for name, entry in self._entries.items()
-            if self._serves(entry)
+            if self._takes(entry)
         }
 
     def check_integrity(self) -> None:

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 
 from deployments.routing.facts import ReplicaFacts, ReplicaLoad, Shape
+from deployments.routing.limit import most_sequences
 from deployments.routing.need import RequestNeed
 
 
@@ -16,6 +17,8 @@ class Entry:
         others_blocks, others_sequences: reserved by other ingresses, as the replica last reported.
         excess_blocks, excess_sequences: in use at its last report beyond all reservations that it knew of then.
         suspect_since: when it failed a request, on the board's clock; None if it has reported since.
+        full_since: when Ray Serve refused it a request for having too many, on the board's clock; None if it has
+            reported, or a request on it has ended, since.
     """
 
     name: str
@@ -31,6 +34,7 @@ class Entry:
     excess_blocks: int = 0
     excess_sequences: int = 0
     suspect_since: float | None = None
+    full_since: float | None = None
 
     def take(self, load: ReplicaLoad, limit: int, ingress_id: str) -> bool:
         """A report; answers whether it is a new one. One that is not changes nothing but `limit`."""
@@ -38,6 +42,7 @@ class Entry:
         if load.sequence == self.load.sequence:
             return False
         self.load = load
+        self.full_since = None
         others = [held for ingress, held in load.reserved.items() if ingress != ingress_id]
         self.others_blocks = sum(blocks for blocks, _ in others)
         self.others_sequences = sum(sequences for _, sequences in others)
@@ -64,7 +69,7 @@ class Entry:
 
     @property
     def most_sequences(self) -> int:
-        return min(self.facts.max_num_seqs, self.limit)
+        return most_sequences(self.facts.max_num_seqs, self.limit)
 
     def sequences(self, need: RequestNeed) -> int:
         """Sequences of a request that run at once here; the engine queues the others itself."""

@@ -12,15 +12,15 @@ from ray.serve._private.request_router.request_router import RequestRouter
 from deployments.routing.board import Board, Known
 from deployments.routing.boards import board_of
 from deployments.routing.facts import ReplicaFacts, ReplicaLoad
-from deployments.routing.ticket import ReplicaUnavailable, Ticket
+from deployments.routing.ticket import ReplicaFull, ReplicaUnavailable, Ticket
 
 logger = logging.getLogger("ray.serve")
 
 
 class CapacityRouter(RequestRouter):
     """A request with a ticket goes to the replica that its ingress reserved room on, or fails at once with
-    `ReplicaUnavailable`, so that the ingress can choose again. One without (`handle.stats.remote()`) goes to the
-    replica with the most free KV tokens.
+    `ReplicaUnavailable` (`ReplicaFull` if that holds max_ongoing_requests), so that the ingress can choose again. One
+    without (`handle.stats.remote()`) goes to the replica with the most free KV tokens.
 
     Checked with Ray 2.60, whose public hook (`choose_replicas`) can prefer a replica but can't refuse a request:
     hence the override of `_choose_replica_for_request`, which also saves a routing task per request.
@@ -31,6 +31,7 @@ class CapacityRouter(RequestRouter):
         self._board: Board = board_of(self._deployment_id.app_name, model)
         self._facts: dict[str, ReplicaFacts | None] = {}
         self._by_name: dict[str, RunningReplica] = {}
+        self._out_of_reach: set[ReplicaID] = set()
 
     def update_replicas(self, replicas: list[RunningReplica]) -> None:
         """Called with all running replicas whenever one came, went or reported."""
@@ -41,7 +42,17 @@ class CapacityRouter(RequestRouter):
         super().on_replica_actor_died(replica_id)
         self._tell_board()
 
+    def on_replica_actor_unavailable(self, replica_id: ReplicaID) -> None:
+        super().on_replica_actor_unavailable(replica_id)
+        self._out_of_reach.add(replica_id)
+
+    def on_new_queue_len_info(self, replica_id: ReplicaID, num_ongoing_requests: int) -> None:
+        """Called with a replica's answer to a request that it was sent, accepted or not."""
+        super().on_new_queue_len_info(replica_id, num_ongoing_requests)
+        self._out_of_reach.discard(replica_id)
+
     def _tell_board(self) -> None:
+        self._out_of_reach &= self._replicas.keys()
         self._by_name = {replica_id.unique_id: replica for replica_id, replica in self._replicas.items()}
         self._facts = {name: self._facts_of(name, replica) for name, replica in self._by_name.items()}
         known = {}
@@ -69,8 +80,13 @@ class CapacityRouter(RequestRouter):
         replica = self._by_name.get(ticket.replica_id)
         if replica is None:
             raise ReplicaUnavailable(f"replica {ticket.replica_id} of pool {self._deployment_id.name} is gone")
+        if is_retry and replica.replica_id in self._out_of_reach:
+            raise ReplicaUnavailable(f"replica {ticket.replica_id} of pool {self._deployment_id.name} is out of reach")
         if is_retry:
-            raise ReplicaUnavailable(f"replica {ticket.replica_id} of pool {self._deployment_id.name} took no request")
+            raise ReplicaFull(
+                f"replica {ticket.replica_id} of pool {self._deployment_id.name} has {replica.max_ongoing_requests} "
+                "requests, its max_ongoing_requests"
+            )
         return replica
 
     async def choose_replicas(

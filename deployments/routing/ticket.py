@@ -7,6 +7,10 @@ class ReplicaUnavailable(Exception):
     """The chosen replica can't serve the request and has not begun to: another one may."""
 
 
+class ReplicaFull(ReplicaUnavailable):
+    """The chosen replica holds as many requests as Ray Serve lets it; nothing is wrong with it."""
+
+
 @dataclass(frozen=True)
 class Ticket:
     """A request's place on one replica.

@@ -10,7 +10,10 @@ from deployments.autoscaling.options import FIGURES_PERIOD_S, WINDOW_S, facts_of
 from deployments.config import AppConfig, ScalingConfig
 from deployments.deployment_options import ingress_options, pool_options
 from deployments.fleet import PlannedModel, plan_model
+from deployments.routing.board import Known
+from deployments.routing.facts import ReplicaLoad
 from tests.demo_app import app_values
+from tests.routing_fleet import Fleet, facts, request
 
 
 def models_of(folder: Path, **pool: Any) -> tuple[AppConfig, dict[str, PlannedModel]]:
@@ -45,13 +48,25 @@ def test_the_ingress_is_left_as_it_is_and_reports(pair_folder: Path) -> None:
 
 def test_a_replica_takes_as_many_requests_as_its_engine_steps_through(pair_folder: Path) -> None:
     _, models = models_of(pair_folder)
-    facts = facts_of(models["demo"].pools[0], 0.8)
-    assert facts.max_requests == 16 and facts.typical_tokens == 512
+    told = facts_of(models["demo"].pools[0], 0.8)
+    assert told.max_requests == 16 and told.typical_tokens == 512
 
 
 def test_a_configured_number_of_requests_is_what_autoscaling_aims_at(pair_folder: Path) -> None:
     _, models = models_of(pair_folder, target_ongoing_requests=4.0)
     assert facts_of(models["demo"].pools[0], 0.8).max_requests == 5.0
+
+
+@pytest.mark.parametrize("pool", [{}, {"max_ongoing_requests": 12}, {"target_ongoing_requests": 50.0}])
+def test_autoscaling_counts_with_what_the_board_gives_a_replica(pair_folder: Path, pool: dict[str, Any]) -> None:
+    """Otherwise a queue forms that no replica is added for. The small pool's plan holds fewer than max_num_seqs."""
+    config, models = models_of(pair_folder, **pool)
+    for planned in models["demo"].pools:
+        limit = pool_options(planned, models["demo"], config)["max_ongoing_requests"]
+        fleet = Fleet()
+        fleet.board.update("pool", {"a": Known(facts(10_000, max_num_seqs=16), ReplicaLoad(), limit)})
+        placed = [fleet.board.reserve(request(64)) for _ in range(100)]
+        assert sum(each is not None for each in placed) == facts_of(planned, 0.8).max_requests
 
 
 def test_a_margin_that_would_keep_every_replica_is_refused() -> None:

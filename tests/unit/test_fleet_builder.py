@@ -79,7 +79,7 @@ def test_every_replica_is_bound_with_the_same_fleet_and_its_own_memory(pair_fold
     assert len({pool.inputs.settings.max_model_len for pool in model.pools}) == 1
     blocks = {pool.name: pool.decision.plan.num_blocks for pool in model.pools}
     assert blocks["l40s"] < blocks["h20"] < blocks["h200"]
-    sizes = {pool.name: pool.sizing.max_ongoing_requests for pool in model.pools}
+    sizes = {pool.name: pool.sizing.concurrency for pool in model.pools}
     assert sizes["l40s"] < sizes["h20"] <= sizes["h200"]
 
 

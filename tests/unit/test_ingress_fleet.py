@@ -11,7 +11,8 @@ from ray.exceptions import ActorDiedError, ActorUnavailableError, RayTaskError
 from deployments.forwarder import Forwarder
 from deployments.routing.board import Known
 from deployments.routing.facts import ReplicaLoad
-from deployments.routing.ticket import ReplicaUnavailable, Ticket
+from deployments.routing.need import RequestNeed
+from deployments.routing.ticket import ReplicaFull, ReplicaUnavailable, Ticket
 from hybrid_serve.engine.base import Message
 from tests.asgi_client import Exchange, exchange, http_scope
 from tests.routing_fleet import facts
@@ -86,6 +87,73 @@ async def test_no_more_replicas_are_tried_than_allowed() -> None:
     told = await exchange(forwarder, CHAT, request())
     assert told.status == 503 and "retry-after" in told.headers
     assert sum(len(pool.tickets) for pool in pools.values()) == 4
+
+
+async def test_retries_that_are_changed_in_flight_do_not_leave_a_request_without_an_answer() -> None:
+    async def raise_the_limit(scope: dict[str, Any], body: bytes, ticket: Ticket) -> AsyncGenerator[Message]:
+        forwarder.retries += 5
+        raise ActorDiedError()
+        yield {}
+
+    pools = {name: Pool(raise_the_limit) for name in "abc"}
+    forwarder = Forwarder({"demo": service_of("demo", **pools)})
+    forwarder.retries = 1
+    told = await exchange(forwarder, CHAT, request())
+    assert told.status == 503 and sum(len(pool.tickets) for pool in pools.values()) == 2
+
+
+async def test_a_replica_that_is_full_costs_no_retry_and_is_no_suspect() -> None:
+    full = Pool(fails(ReplicaFull("28 requests")))
+    service = service_of("demo", a=full, b=full, c=Pool(says("from c")))
+    forwarder = Forwarder({"demo": service})
+    forwarder.retries = 0
+    told = [await exchange(forwarder, CHAT, request()) for _ in range(3)]
+    assert [each.body for each in told] == [b'"from c"'] * 3 and service.board.reserved == 0
+    assert 1 <= len(full.tickets) <= 2, "each was asked once at most"
+
+
+async def test_a_full_fleet_is_healthy_and_its_requests_wait_no_longer_than_they_may() -> None:
+    pool = Pool(fails(ReplicaFull("28 requests")))
+    service = service_of("demo", a=pool)
+    service.admission.max_queue_s = 0.05
+    forwarder = Forwarder({"demo": service})
+    told = await exchange(forwarder, CHAT, request())
+    assert told.status == 503 and int(told.headers["retry-after"]) >= 1 and "full" in error_of(told)["message"]
+    assert (await exchange(forwarder, http_scope("GET", "/health"))).status == 200
+    assert len(pool.tickets) == 1 and service.admission.queued_requests == 0
+    service.admission.check_integrity()
+
+
+async def test_a_fleet_that_is_full_again_and_again_is_503_in_the_end() -> None:
+    """Its reports say each time that it has room: the time that refusals take counts as waiting."""
+
+    async def full_again(scope: dict[str, Any], body: bytes, ticket: Ticket) -> AsyncGenerator[Message]:
+        await asyncio.sleep(0.02)
+        known = Known(facts(1000, pool="a"), ReplicaLoad(sequence=len(pool.tickets)), 10_000)
+        asyncio.get_running_loop().call_soon(service.board.update, "a", {"a": known})
+        raise ReplicaFull("28 requests")
+        yield {}
+
+    pool = Pool(full_again)
+    service = service_of("demo", a=pool)
+    service.admission.max_queue_s = 0.1
+    told = await asyncio.wait_for(exchange(Forwarder({"demo": service}), CHAT, request()), 5)
+    assert told.status == 503 and 2 <= len(pool.tickets) <= 6 and service.board.reserved == 0
+
+
+async def test_a_request_waits_no_longer_over_all_its_attempts_than_it_may_once() -> None:
+    service = service_of("demo", a=Pool(fails(ActorDiedError())), b=Pool(fails(ActorDiedError())))
+    service.admission.max_queue_s = 0.3
+    everything = RequestNeed(prompt_tokens=8000, output_tokens=1, sequences=40)
+    occupied = [service.board.reserve(everything) for _ in range(2)]
+    begun = asyncio.get_running_loop().time()
+    asking = asyncio.ensure_future(exchange(Forwarder({"demo": service}), CHAT, request()))
+    await asyncio.sleep(0.2)
+    assert occupied[0] is not None and occupied[1] is not None and not asking.done()
+    service.board.release(occupied[0])
+    told = await asking
+    assert told.status == 503 and "full" in error_of(told)["message"]
+    assert 0.28 <= asyncio.get_running_loop().time() - begun < 0.45, "0.2 s before the first attempt, 0.1 s after it"
 
 
 async def test_a_request_that_breaks_the_app_is_not_taken_from_replica_to_replica() -> None:
@@ -163,10 +231,11 @@ async def test_a_stream_that_falls_silent_ends_once_its_replica_has_left_and_dra
     service.board.update("pool", {})
     if comes_back:
         service.board.update("pool", replicas)
-    await asyncio.sleep(0.08)
-    assert task.done() is not comes_back
-    silence.set()
-    told = await task
+    if comes_back:
+        await asyncio.sleep(0.08)
+        assert not task.done()
+        silence.set()
+    told = await asyncio.wait_for(task, 5)
     events = told.body.decode().strip().split("\n\n")
     assert events[-1] == "data: [DONE]" and len(events) == (2 if comes_back else 3)
     assert service.board.reserved == 0 and pool.responses[0].cancelled is not comes_back
@@ -216,6 +285,25 @@ async def test_the_list_of_models_has_every_models_own_card() -> None:
     two._run = fails(ActorDiedError())
     cards = json.loads((await exchange(forwarder, models)).body)["data"]
     assert [(card["id"], card["max_model_len"]) for card in cards] == [("one", 4096), ("two", 8192)]
+
+
+async def test_a_pool_that_cannot_be_called_leaves_no_reservation_behind() -> None:
+    class Uncallable(Pool):
+        def remote(self, scope: dict[str, Any], body: bytes, ticket: Ticket) -> Any:
+            raise RuntimeError("the handle is closed")
+
+    services = {"one": service_of("one", a=Uncallable(None)), "two": service_of("two", b=Pool(says({"data": []})))}
+    told = await exchange(Forwarder(services), http_scope("GET", "/v1/models"))
+    assert [card["id"] for card in json.loads(told.body)["data"]] == ["one"]
+    assert services["one"].board.reserved == 0
+
+
+async def test_a_full_replica_lists_its_model_by_name_and_is_no_suspect() -> None:
+    services = {"one": service_of("one", a=Pool(fails(ReplicaFull("28")))), "two": service_of("two", b=Pool(says(1)))}
+    told = await exchange(Forwarder(services), http_scope("GET", "/v1/models"))
+    assert [card["id"] for card in json.loads(told.body)["data"]] == ["one", "two"]
+    board = services["one"].board
+    assert board.can_serve and board.free_tokens() == {} and board.reserved == 0
 
 
 async def test_health_is_that_of_the_fleet() -> None:

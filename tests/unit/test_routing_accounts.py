@@ -62,6 +62,16 @@ def test_prompts_that_are_no_text_do_not_spoil_the_bytes_per_token() -> None:
     assert report.bytes_per_token == 4.0
 
 
+def test_a_prompt_that_was_let_through_without_kv_counts_with_its_bytes() -> None:
+    """It seemed too long and was not: without its bytes the next prompt would seem longer still."""
+    accounts = Accounts()
+    accounts.answered(ticket(prompt_bytes=400))
+    accounts.answered(ticket(blocks=0, sequences=0, prompt_bytes=84_000))
+    accounts.answered(ticket(blocks=0, sequences=0, prompt_bytes=0))  # /tokenize
+    report = accounts.report(replace(IDLE, finished_requests=2, finished_prompt_tokens=20_100), healthy=True)
+    assert report.bytes_per_token == pytest.approx(4.2, abs=0.01)
+
+
 def test_measured_means_follow_the_traffic() -> None:
     accounts = Accounts()
     requests = output = 0

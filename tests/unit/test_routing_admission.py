@@ -158,6 +158,51 @@ async def test_a_request_that_no_replica_can_ever_hold_goes_through_without_kv()
     await door.close()
 
 
+async def test_a_prompt_that_is_certainly_too_long_waits_behind_nobody_and_reserves_nothing() -> None:
+    door = Door(200)
+    await door.send(request(8000))
+    await door.send(request(8000))
+    too_long = await door.send(request(2 * 8192 + 1))
+    assert (too_long.result().blocks, too_long.result().sequences) == (0, 0)
+    await door.close()
+
+
+async def test_a_prompt_that_only_seems_too_long_is_counted_as_the_longest_one() -> None:
+    door = Door(200)
+    for estimate in (8192, 9000, 2 * 8192):
+        seems_too_long = await door.send(request(estimate))
+        assert seems_too_long.result().blocks == facts(200).blocks(8192) and seems_too_long.result().sequences == 1
+        waiting = await door.send(request(estimate))
+        assert not waiting.done() and door.admission.queued_tokens == 8192
+        await door.release(seems_too_long)
+        await door.release(waiting)
+    await door.close()
+
+
+async def test_a_request_without_kv_goes_before_all_others_that_wait_for_a_full_fleet() -> None:
+    door = Door(200)
+    refused = await door.send(request(64))
+    door.fleet.board.refused(refused.result())
+    many = [await door.send(request(64)) for _ in range(70)]
+    passing = await door.send(NO_KV)
+    assert not any(task.done() for task in (*many, passing))
+    door.fleet.report("r0")
+    await settle()
+    assert passing.done() and many[0].done() and not many[-1].done()
+    await door.close()
+
+
+async def test_a_request_whose_patience_is_spent_is_refused_at_once() -> None:
+    door = Door(SMALL)
+    with pytest.raises(Overloaded):
+        await door.admission.admit(request(64), again=True, patience_s=0.0)
+    await door.send(request(64))
+    async with asyncio.timeout(5):
+        with pytest.raises(Overloaded, match=r"0\.02 s"):
+            await door.admission.admit(request(64), again=True, patience_s=0.02)
+    door.admission.check_integrity()
+
+
 async def test_a_request_without_kv_waits_behind_nobody() -> None:
     door = Door(SMALL)
     await door.send(request(64))

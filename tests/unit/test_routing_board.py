@@ -9,7 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from deployments.routing.board import SUSPECT_LONGEST_S, Known, Reservation
+from deployments.routing.board import FULL_LONGEST_S, SUSPECT_LONGEST_S, Known, Reservation
 from deployments.routing.facts import ReplicaFacts, ReplicaLoad
 from deployments.routing.need import NO_KV
 from tests.routing_fleet import Fleet, facts, request
@@ -186,6 +186,44 @@ def test_a_suspect_that_never_reports_is_tried_again_late() -> None:
     assert fleet.board.can_serve and fleet.board.reserve(request(64)) is not None
 
 
+def test_a_full_replica_gets_nothing_until_it_reports_and_is_no_suspect() -> None:
+    fleet = Fleet().with_replicas(a=facts(100))
+    refused = fleet.board.reserve(request(64))
+    assert refused is not None and fleet.board.refused(refused)
+    assert fleet.board.reserve(request(64)) is None and fleet.board.reserve(NO_KV) is None
+    assert fleet.board.can_serve and fleet.board.free_tokens() == {} and fleet.board.reserved == 0
+    assert not fleet.board.refused(refused) and not fleet.board.release(refused)
+    fleet.report("a")
+    assert fleet.board.reserve(request(64)) is not None
+
+
+def test_a_full_replica_is_tried_again_once_a_request_on_it_has_ended() -> None:
+    fleet = Fleet().with_replicas(a=facts(100))
+    running, refused = fleet.board.reserve(NO_KV), fleet.board.reserve(request(64))
+    assert running is not None and refused is not None and fleet.board.refused(refused)
+    assert fleet.board.reserve(request(64)) is None
+    fleet.board.release(running)
+    assert fleet.board.reserve(request(64)) is not None
+    fleet.board.check_integrity()
+
+
+def test_a_full_replica_that_nothing_is_heard_of_is_tried_again() -> None:
+    fleet = Fleet().with_replicas(a=facts(100))
+    refused = fleet.board.reserve(request(64))
+    assert refused is not None and fleet.board.refused(refused)
+    fleet.clock.now += FULL_LONGEST_S
+    assert fleet.board.reserve(request(64)) is not None
+
+
+@pytest.mark.parametrize(("limit", "most"), [(28, 16), (24, 16), (12, 4), (9, 1), (3, 1)])
+def test_places_are_left_for_requests_without_kv(limit: int, most: int) -> None:
+    fleet = Fleet()
+    fleet.board.update("pool", {"a": Known(facts(1000, max_num_seqs=16), ReplicaLoad(), limit)})
+    placed = [fleet.board.reserve(request(64)) for _ in range(20)]
+    assert sum(each is not None for each in placed) == most
+    assert fleet.board.reserve(NO_KV) is not None
+
+
 def test_requests_without_kv_are_spread() -> None:
     fleet = unlike_fleet()
     went = [fleet.board.reserve(NO_KV) for _ in range(9)]
@@ -250,6 +288,14 @@ class BoardMachine(RuleBasedStateMachine):
     def release(self, data: st.DataObject) -> None:
         reservation = self.held.pop(data.draw(st.sampled_from(sorted(self.held))))
         assert self.fleet.board.release(reservation)
+        self.released.append(reservation)
+
+    @precondition(lambda self: self.held)
+    @rule(data=st.data())
+    def refuse(self, data: st.DataObject) -> None:
+        reservation = self.held.pop(data.draw(st.sampled_from(sorted(self.held))))
+        could_serve = self.fleet.board.can_serve
+        assert self.fleet.board.refused(reservation) and self.fleet.board.can_serve == could_serve
         self.released.append(reservation)
 
     @precondition(lambda self: self.released)
