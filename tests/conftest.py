@@ -11,6 +11,11 @@ from hybrid_serve.demo.geometry import DraftGeometry, TargetGeometry
 _VLLM_BEFORE = {name: value for name, value in os.environ.items() if name.startswith("VLLM")}
 
 
+def pytest_itemcollected(item: pytest.Item) -> None:
+    if item.get_closest_marker("cluster"):
+        item.add_marker("alone")
+
+
 def pytest_collection_finish() -> None:
     """A test module that sets vLLM's switches when it is imported sets them for every engine that any test starts."""
     now = {name: value for name, value in os.environ.items() if name.startswith("VLLM")}

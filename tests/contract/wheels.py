@@ -1,12 +1,12 @@
 """vLLM releases to compare with: their wheels fetched, their Python files unpacked, their own planning code asked.
 
 One process a release (`released_vllm.py`; with our plugin in it, `planned_vllm.py`), started once and asked as often as
-a test likes. The installed release is
-asked where it is installed; the others are fetched by pip into a cache folder outside this repository, once. A wheel
+a test likes. The installed release is asked where it is installed; the others are fetched by pip into a cache folder outside this repository, once. A wheel
 that cannot be had is an error that says so, never a skip: a release that was not compared is not supported.
 """
 
 import atexit
+import fcntl
 import json
 import os
 import shutil
@@ -14,6 +14,8 @@ import subprocess
 import sys
 import tempfile
 import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from functools import cache
 from importlib.metadata import version as installed_version
@@ -51,9 +53,19 @@ def tree(release: str) -> Path:
     if found is not None and found.origin and _installed(PACKAGES[release]) == release:
         return Path(found.origin).parents[1]
     unpacked = cache_folder() / release
-    if not (unpacked / "vllm" / "__init__.py").exists():
-        _unpack(_wheel(release), unpacked)
+    with _one_at_a_time(release):
+        if not (unpacked / "vllm" / "__init__.py").exists():
+            _unpack(_wheel(release), unpacked)
     return unpacked
+
+
+@contextmanager
+def _one_at_a_time(release: str) -> Iterator[None]:
+    """Of all processes that want this release."""
+    cache_folder().mkdir(parents=True, exist_ok=True)
+    with (cache_folder() / f"{release}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 def _installed(package: str) -> str | None:
