@@ -1,8 +1,9 @@
 """vLLM releases to compare with: their wheels fetched, their Python files unpacked, their own planning code asked.
 
 One process a release (`released_vllm.py`; with our plugin in it, `planned_vllm.py`), started once and asked as often as
-a test likes. The installed release is asked where it is installed; the others are fetched by pip into a cache folder outside this repository, once. A wheel
-that cannot be had is an error that says so, never a skip: a release that was not compared is not supported.
+a test likes. The installed release is asked where it is installed; the others are fetched by pip into a cache folder
+outside this repository, once. A wheel that cannot be had is an error that says so, never a skip: a release that was not
+compared is not supported.
 """
 
 import atexit
