@@ -29,9 +29,14 @@ def after_death(fleet: LocalFleet, what: str, options: argparse.Namespace) -> di
     noticed = recovered = None
     with _steady(load, options):
         time.sleep(BEFORE_S)
+        processes = _victims(fleet, what, pool)
         had = fleet.stats(pool)["engine"] if what != "planner" else {"running": 0, "waiting": 0}
         killed_at = time.monotonic()
-        processes = _kill(fleet, what, pool)
+        if what == "node":
+            fleet.kill_node(pool)
+            fleet.replace_node(pool)
+        else:
+            processes[0].kill()
         if what != "planner":
             noticed = round(until(lambda: not fleet.whole(), NOTICE_LIMIT_S), 2)
         until(fleet.whole, RECOVERY_LIMIT_S)
@@ -58,21 +63,15 @@ def after_death(fleet: LocalFleet, what: str, options: argparse.Namespace) -> di
     }
 
 
-def _kill(fleet: LocalFleet, what: str, pool: str) -> list[psutil.Process]:
-    """Answers the processes that have to be gone afterwards: the victim and all below it."""
+def _victims(fleet: LocalFleet, what: str, pool: str) -> list[psutil.Process]:
+    """The processes that have to be gone afterwards: the victim, and all below it."""
     if what == "node":
-        processes = fleet.kill_node(pool)
-        fleet.replace_node(pool)
-        return processes
-    victim = {
-        "planner": fleet.planner,
-        "engine": lambda: fleet.engine_core(pool),
-        "replica": lambda: fleet.replica(pool),
-    }
-    process = victim[what]()
-    processes = [process, *process.children(recursive=True)]
-    process.kill()
-    return processes
+        return fleet.processes_of_node(pool)
+    if what == "planner":
+        process = fleet.planner()
+    else:
+        process = fleet.engine_core(pool) if what == "engine" else fleet.replica(pool)
+    return [process, *process.children(recursive=True)]
 
 
 def _plans(fleet: LocalFleet) -> dict[str, str]:

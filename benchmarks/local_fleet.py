@@ -3,7 +3,7 @@
 import os
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -90,14 +90,17 @@ class LocalFleet:
                 return child
         raise LookupError(f"the replica of {pool} has no engine core")
 
-    def kill_node(self, pool: str) -> list[psutil.Process]:
-        """SIGKILL for the node's own processes, as when a machine goes; answers those that were there, workers too."""
-        processes = processes_of(self._nodes[pool][1])
+    def processes_of_node(self, pool: str) -> list[psutil.Process]:
+        """Of the pool's node: its raylet and agents, and its workers below them."""
+        return processes_of(self._nodes[pool][1])
+
+    def kill_node(self, pool: str) -> None:
+        """SIGKILL for all of the node's processes, as when a machine goes."""
+        processes = self.processes_of_node(pool)
         for process in processes:
-            if process.is_running():
+            with suppress(psutil.NoSuchProcess):
                 process.kill()
         psutil.wait_procs(processes, timeout=10)
-        return processes
 
     def replace_node(self, pool: str) -> None:
         """A new node with the labels of the one that went."""

@@ -81,8 +81,8 @@ def test_a_killed_planner_costs_no_request_and_comes_back_with_the_same_plans(re
 def test_a_node_that_dies_costs_at_most_what_streams_on_it_and_is_replaced(record: dict[str, Any]) -> None:
     killed = record["node"]
     assert killed["lost_that_were_sent_after"] == 0
-    # One more may have come between the count and the kill.
-    assert len(killed["lost"]) <= killed["streaming_on_it"] + 1
+    # Between the count and the kill, at two requests a second, one or two more may have come.
+    assert len(killed["lost"]) <= killed["streaming_on_it"] + 2
     assert {lost["end"] for lost in killed["lost"]} <= {"error event", "broken"}
     assert len(killed["replicas_kept"]) == 2 and killed["plans_kept"]
     assert killed["integrity"] == "" and killed["left_over_processes"] == []
