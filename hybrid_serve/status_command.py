@@ -2,9 +2,11 @@
 
 import argparse
 import json
+import os
 import socket
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 TIMEOUT_S = 30.0
@@ -59,6 +61,7 @@ def ask(address: str) -> dict[str, Any]:
     Raises:
         NoFleetError: no Ray at the address, no planner in it, or one that does not answer.
     """
+    _show_the_token()
     import ray
 
     from hybrid_serve.negotiation.planner import ACTOR_NAME, NAMESPACE
@@ -88,6 +91,12 @@ def ask(address: str) -> dict[str, Any]:
     finally:
         if not connected:
             ray.shutdown()
+
+
+def _show_the_token() -> None:
+    """Ray 2.60 asks for a token as soon as one lies in the user's home, and sends it only if it is told to."""
+    if "RAY_AUTH_TOKEN" not in os.environ and (Path.home() / ".ray" / "auth_token").exists():
+        os.environ.setdefault("RAY_AUTH_MODE", "token")
 
 
 def _reachable(address: str) -> str:
