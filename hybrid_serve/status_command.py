@@ -5,7 +5,8 @@ import json
 import os
 import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +62,6 @@ def ask(address: str) -> dict[str, Any]:
     Raises:
         NoFleetError: no Ray at the address, no planner in it, or one that does not answer.
     """
-    _show_the_token()
     import ray
 
     from hybrid_serve.negotiation.planner import ACTOR_NAME, NAMESPACE
@@ -69,7 +69,8 @@ def ask(address: str) -> dict[str, Any]:
     connected = ray.is_initialized()
     try:
         if not connected:
-            ray.init(address=_reachable(address), namespace=NAMESPACE, log_to_driver=False, logging_level="ERROR")
+            with _token_shown():
+                ray.init(address=_reachable(address), namespace=NAMESPACE, log_to_driver=False, logging_level="ERROR")
         planner = ray.get_actor(ACTOR_NAME, NAMESPACE)
         status: dict[str, Any] = ray.get(planner.status.remote(), timeout=TIMEOUT_S)
         return status
@@ -93,10 +94,19 @@ def ask(address: str) -> dict[str, Any]:
             ray.shutdown()
 
 
-def _show_the_token() -> None:
+@contextmanager
+def _token_shown() -> Iterator[None]:
     """Ray 2.60 asks for a token as soon as one lies in the user's home, and sends it only if it is told to."""
-    if "RAY_AUTH_TOKEN" not in os.environ and (Path.home() / ".ray" / "auth_token").exists():
-        os.environ.setdefault("RAY_AUTH_MODE", "token")
+    lies = (Path.home() / ".ray" / "auth_token").exists()
+    told = "RAY_AUTH_MODE" in os.environ or "RAY_AUTH_TOKEN" in os.environ
+    if told or not lies:
+        yield
+        return
+    os.environ["RAY_AUTH_MODE"] = "token"
+    try:
+        yield
+    finally:
+        del os.environ["RAY_AUTH_MODE"]
 
 
 def _reachable(address: str) -> str:
