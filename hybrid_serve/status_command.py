@@ -5,8 +5,7 @@ import json
 import os
 import socket
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +61,7 @@ def ask(address: str) -> dict[str, Any]:
     Raises:
         NoFleetError: no Ray at the address, no planner in it, or one that does not answer.
     """
+    _show_the_token()
     import ray
 
     from hybrid_serve.negotiation.planner import ACTOR_NAME, NAMESPACE
@@ -69,8 +69,7 @@ def ask(address: str) -> dict[str, Any]:
     connected = ray.is_initialized()
     try:
         if not connected:
-            with _token_shown():
-                ray.init(address=_reachable(address), namespace=NAMESPACE, log_to_driver=False, logging_level="ERROR")
+            ray.init(address=_reachable(address), namespace=NAMESPACE, log_to_driver=False, logging_level="ERROR")
         planner = ray.get_actor(ACTOR_NAME, NAMESPACE)
         status: dict[str, Any] = ray.get(planner.status.remote(), timeout=TIMEOUT_S)
         return status
@@ -94,19 +93,14 @@ def ask(address: str) -> dict[str, Any]:
             ray.shutdown()
 
 
-@contextmanager
-def _token_shown() -> Iterator[None]:
-    """Ray 2.60 asks for a token as soon as one lies in the user's home, and sends it only if it is told to."""
+def _show_the_token() -> None:
+    """Ray 2.60 asks for a token as soon as one lies in the user's home, and sends it only if it is told to.
+
+    It looks when it is first imported; whoever imported it before has decided for this process.
+    """
     lies = (Path.home() / ".ray" / "auth_token").exists()
-    told = "RAY_AUTH_MODE" in os.environ or "RAY_AUTH_TOKEN" in os.environ
-    if told or not lies:
-        yield
-        return
-    os.environ["RAY_AUTH_MODE"] = "token"
-    try:
-        yield
-    finally:
-        del os.environ["RAY_AUTH_MODE"]
+    if lies and "ray" not in sys.modules and "RAY_AUTH_TOKEN" not in os.environ:
+        os.environ.setdefault("RAY_AUTH_MODE", "token")
 
 
 def _reachable(address: str) -> str:
