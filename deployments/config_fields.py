@@ -6,7 +6,7 @@ starts the replicas of that deployment again (`restart`).
 
 from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo
 
 from hybrid_serve.sizes import parse_size
 
@@ -27,3 +27,10 @@ def restart(default: Any, description: str, **constraints: Any) -> Any:
 def light(default: Any, description: str, **constraints: Any) -> Any:
     """A field whose new value is taken in place."""
     return Field(default, description=description, json_schema_extra={"change": "light"}, **constraints)
+
+
+def one_kv_memory(value: int | None, info: ValidationInfo) -> int | None:
+    """Validator of `kv_memory` in a section that has `gpu_memory_utilization` before it."""
+    if value is not None and info.data.get("gpu_memory_utilization") is not None:
+        raise ValueError("gpu_memory_utilization decides the KV memory too: set one of them")
+    return value

@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, ValidationInfo, field_validator
 
-from deployments.config_fields import Section, Size, restart
+from deployments.config_fields import Section, Size, one_kv_memory, restart
 
 FLEET = "fleet"
 """`max_model_len` that the pools agree on: the largest that every one of them can hold."""
@@ -75,12 +75,7 @@ class EngineOptions(Section):
         {}, "Further vLLM engine arguments, named as in `AsyncEngineArgs`; they may not repeat a field above."
     )
 
-    @field_validator("kv_memory")
-    @classmethod
-    def _one_way_to_say_it(cls, value: int | None, info: ValidationInfo) -> int | None:
-        if value is not None and info.data.get("gpu_memory_utilization") is not None:
-            raise ValueError("gpu_memory_utilization decides the KV memory too: set one of them")
-        return value
+    _one_way_to_say_it = field_validator("kv_memory")(one_kv_memory)
 
     @field_validator("vllm_args")
     @classmethod

@@ -5,7 +5,7 @@ from typing import Any, Literal
 from pydantic import ValidationInfo, field_validator
 from ray._private.label_utils import validate_label_selector
 
-from deployments.config_fields import Section, Size, light, restart
+from deployments.config_fields import Section, Size, light, one_kv_memory, restart
 from deployments.engine_options import EngineOptions
 from hybrid_serve.facts.capabilities import DEFAULT_VLLM
 
@@ -97,12 +97,7 @@ class PoolConfig(Section):
             raise ValueError(refused)
         return value
 
-    @field_validator("kv_memory")
-    @classmethod
-    def _one_way_to_say_it(cls, value: int | None, info: ValidationInfo) -> int | None:
-        if value is not None and info.data.get("gpu_memory_utilization") is not None:
-            raise ValueError("gpu_memory_utilization decides the KV memory too: set one of them")
-        return value
+    _one_way_to_say_it = field_validator("kv_memory")(one_kv_memory)
 
     @field_validator("engine")
     @classmethod
