@@ -38,6 +38,7 @@ from benchmarks.load import Load, families_of_requests, mixed_requests, summary
 from benchmarks.local_fleet import LocalFleet, local_fleet, until
 from deployments.config import AppConfig
 from deployments.loading import load_config
+from deployments.overrides import from_command_line
 
 PHASES = ("plans", "shares", "overload", *DEATHS, "prefix")
 PREFIX_BYTES = 2700
@@ -62,8 +63,9 @@ def main() -> None:
     phases = options.phases.split(",")
     if unknown := sorted(set(phases) - set(PHASES)):
         parser.error(f"unknown phases {', '.join(unknown)}; known are {', '.join(PHASES)}")
-    config = load_config(options.config, dict(pair.split("=", 1) for pair in options.overrides))
-    config = load_config(options.config, _one_replica_each(config) | dict(p.split("=", 1) for p in options.overrides))
+    overrides = from_command_line(options.overrides)
+    config = load_config(options.config, overrides)
+    config = load_config(options.config, _one_replica_each(config) | overrides)
     record: dict[str, Any] = {
         "command": shlex.join(["python", "-m", "benchmarks.fleet", *sys.argv[1:]]),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
