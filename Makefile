@@ -13,7 +13,7 @@ BIN = $(VENV)/bin
 READY = $(VENV)/.ready
 PIP = $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: serve test check format venv clean
+.PHONY: serve test explore check format venv clean
 
 serve: venv
 	$(BIN)/python -m deployments.serve_demo --port $(PORT) --config $(CONFIG)
@@ -22,6 +22,10 @@ serve: venv
 test: venv
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not alone"
 	$(BIN)/python -m pytest -m alone
+
+# The generated problems of the tests that only compute, drawn anew: a failure is a test to add, with its inputs.
+explore: venv
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not alone" --hypothesis-profile exploring
 
 check: venv
 	$(BIN)/ruff check .

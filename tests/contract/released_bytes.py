@@ -8,6 +8,7 @@ never share one, whatever the block, and if one block of any group stays out of 
 from itertools import combinations, pairwise
 from types import MethodType, SimpleNamespace
 
+from vllm.v1 import kv_cache_interface
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 from vllm.v1.worker.utils import AttentionGroup, prepare_kernel_block_sizes
 
@@ -24,7 +25,7 @@ RUNNER_METHODS = (
 def layer_blocks(made, config):
     """{layer: [ranges of block 0, ranges of block 1, ...]}; a range is (tensor, first byte, end)."""
     if hasattr(made.kv_cache_tensors[0], "layer_stride"):
-        return _from_strides(made)
+        return _from_strides(made, config.cache_config.get_resolved_kv_cache_layout())
     return _from_views(made, config)
 
 
@@ -55,16 +56,29 @@ def merged(ranges):
     return found
 
 
-def _from_strides(made):
+def _from_strides(made, layout):
     specs = {name: group.kv_cache_spec for group in made.kv_cache_groups for name in group.layer_names}
     found = {}
     for tensor in made.kv_cache_tensors:
         for index, name in enumerate(tensor.layers):
             start = tensor.offset + index * tensor.layer_stride
             starts = [start + block * tensor.block_stride for block in range(BLOCKS)]
-            found[name] = [[(0, at, at + specs[name].page_size_bytes)] for at in starts]
-            assert found[name][-1][0][2] <= tensor.size
+            parts = _page_parts(specs[name], tensor, layout)
+            found[name] = [[(0, at + part, at + part + size) for part, size in parts] for at in starts]
+            assert found[name][-1][-1][2] <= tensor.size
     return found
+
+
+def _page_parts(spec, tensor, layout):
+    """(offset, bytes) of the parts of one page: the whole of it, or its heads where they lie outside the blocks."""
+    if layout.is_block_compact:
+        return [(0, spec.page_size_bytes)]
+    strides = kv_cache_interface.compute_layout_strides(
+        spec, BLOCKS, len(tensor.layers), layout,
+        fixed_strides=(tensor.layer_stride, tensor.block_stride, None, None, None),
+    )  # fmt: skip
+    heads = strides[2]
+    return [(head * heads, spec.page_size_bytes // spec.num_heads) for head in range(spec.num_heads)]
 
 
 def _from_views(made, config):

@@ -81,7 +81,7 @@ def test_plans_for_other_problems_are_what_the_release_makes_of_them(release: st
             check(release, inputs, plan, "generated")
 
     plan_one()
-    assert len(plans) >= EXAMPLES // 6
+    assert len(plans) >= EXAMPLES // 12
 
 
 @every_release
