@@ -1,17 +1,15 @@
 """SIGKILL of one part of a fleet under load: what was lost, and how long until the fleet was whole again."""
 
 import argparse
-import asyncio
-import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import psutil
 
-from benchmarks.load import Load, Outcome, mixed_requests, summary
+from benchmarks.load import Load, Outcome, Request, mixed_requests, summary
 from benchmarks.local_fleet import LocalFleet, until
+from benchmarks.steady_load import steady
 
 DEATHS = ("planner", "engine", "replica", "node")
 BEFORE_S, AFTER_S = 8.0, 4.0
@@ -27,7 +25,7 @@ def after_death(fleet: LocalFleet, what: str, options: argparse.Namespace) -> di
     plans = _plans(fleet)
     load = Load(fleet.url, fleet.model, deadline_s=120)
     noticed = recovered = None
-    with _steady(load, options):
+    with steady(load, _mixed(options.seed + 100), options.rate, options.seed):
         time.sleep(BEFORE_S)
         processes = _victims(fleet, what, pool)
         had = fleet.stats(pool)["engine"] if what != "planner" else {"running": 0, "waiting": 0}
@@ -79,29 +77,11 @@ def _plans(fleet: LocalFleet) -> dict[str, str]:
     return {entry["replica_id"]: entry["plan_id"] for entries in fleet.running().values() for entry in entries}
 
 
-@contextmanager
-def _steady(load: Load, options: argparse.Namespace) -> Iterator[None]:
-    """Open-loop load while the block runs; at its end all of its requests have ended."""
-    stop = threading.Event()
-
-    async def slices() -> None:
-        index = 0
-        async with asyncio.TaskGroup() as tasks:
-            while not stop.is_set():
-                seed = options.seed + 100 + index
-                count = max(1, int(options.rate * 2))
-                requests = mixed_requests(count, seed=seed, prompt_bytes=(60, 1200), tokens=(64, 400))
-                tasks.create_task(load.open_loop(requests, options.rate, seed))
-                index += 1
-                await asyncio.sleep(count / options.rate)
-
-    thread = threading.Thread(target=lambda: asyncio.run(slices()), daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        stop.set()
-        thread.join()
+def _mixed(seed: int) -> Iterator[Request]:
+    """Requests of mixed length without end."""
+    while True:
+        yield from mixed_requests(50, seed=seed, prompt_bytes=(60, 1200), tokens=(64, 400))
+        seed += 1
 
 
 def _short(outcome: Outcome) -> dict[str, Any]:

@@ -25,6 +25,7 @@ class Outcome:
     """One request.
 
     Attributes:
+        request: what was sent.
         sent_s: when it was sent, in seconds after the load began.
         status: HTTP status; None if the connection failed before there was one.
         end: `done` (complete), `refused` (503 with Retry-After), `error` (any other status than 200),
@@ -34,6 +35,7 @@ class Outcome:
         text: what was answered.
     """
 
+    request: "Request"
     sent_s: float
     status: int | None
     end: End
@@ -44,11 +46,16 @@ class Outcome:
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """One chat request: its body, and whether it is streamed."""
+    """One chat request: its body, and whether it is streamed.
+
+    Attributes:
+        ignore_eos: exactly `max_tokens` are answered, however early the model would end.
+    """
 
     messages: list[dict[str, str]]
     max_tokens: int
     stream: bool = True
+    ignore_eos: bool = True
 
     def body(self, model: str) -> dict[str, Any]:
         return {
@@ -57,7 +64,7 @@ class Request:
             "max_tokens": self.max_tokens,
             "stream": self.stream,
             "temperature": 0,
-            "ignore_eos": True,
+            "ignore_eos": self.ignore_eos,
         }
 
 
@@ -143,6 +150,7 @@ class Load:
         ended = time.monotonic()
         self.outcomes.append(
             Outcome(
+                request=request,
                 sent_s=started - self.began,
                 status=reading.status,
                 end=reading.end,
