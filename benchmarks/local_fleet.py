@@ -45,6 +45,23 @@ class LocalFleet:
         status: dict[str, Any] = ray.get(ray.get_actor(ACTOR_NAME, NAMESPACE).status.remote(), timeout=10)
         return status
 
+    def rollouts(self) -> dict[str, Any]:
+        """What the planner knows of the app's generations and its rollout. Raises as Ray does while it is away."""
+        known: dict[str, Any] = ray.get(ray.get_actor(ACTOR_NAME, NAMESPACE).rollouts.remote("default"), timeout=10)
+        return known.get("default", {})
+
+    def history(self) -> list[dict[str, Any]]:
+        """The events of the app's rollouts, oldest first."""
+        events: list[dict[str, Any]] = ray.get(
+            ray.get_actor(ACTOR_NAME, NAMESPACE).history.remote("default"), timeout=10
+        )
+        return events
+
+    @property
+    def address(self) -> str:
+        """Of Ray's head, for commands."""
+        return str(ray.get_runtime_context().gcs_address)
+
     def running(self) -> dict[str, list[dict[str, Any]]]:
         """The planner's entries of running replicas by pool, every pool named."""
         found: dict[str, list[dict[str, Any]]] = {pool: [] for pool in self.pools}
@@ -81,14 +98,24 @@ class LocalFleet:
     def planner(self) -> psutil.Process:
         return self._one(lambda process: _title(process).startswith("ray::Planner"), "planner")
 
+    def controller(self) -> psutil.Process:
+        """Ray Serve's."""
+        return self._one(lambda process: _title(process).startswith("ray::ServeController"), "controller")
+
+    def replica_called(self, replica_id: str) -> psutil.Process:
+        """One replica by its id."""
+        details = serve.context._get_global_client().get_serve_details()["applications"]["default"]["deployments"]
+        for deployment in details.values():
+            for replica in deployment["replicas"]:
+                if replica["replica_id"] == replica_id:
+                    return psutil.Process(int(replica["pid"]))
+        raise LookupError(f"Ray Serve has no replica {replica_id}")
+
     def replica(self, pool: str) -> psutil.Process:
         return self._one(lambda process: f"ServeReplica:default:{pool}" in _title(process), f"replica of {pool}")
 
     def engine_core(self, pool: str) -> psutil.Process:
-        for child in self.replica(pool).children(recursive=True):
-            if "EngineCore" in _title(child):
-                return child
-        raise LookupError(f"the replica of {pool} has no engine core")
+        return engine_core_of(self.replica(pool))
 
     def processes_of_node(self, pool: str) -> list[psutil.Process]:
         """Of the pool's node: its raylet and agents, and its workers below them."""
@@ -122,6 +149,14 @@ class LocalFleet:
         """Ends the nodes that `replace_node` started."""
         for node in self._replaced:
             node.kill_all_processes(check_alive=False, allow_graceful=False, wait=True)
+
+
+def engine_core_of(replica: psutil.Process) -> psutil.Process:
+    """vLLM's engine core below a replica."""
+    for child in replica.children(recursive=True):
+        if "EngineCore" in _title(child):
+            return child
+    raise LookupError(f"process {replica.pid} has no engine core below it")
 
 
 def _runs(process: psutil.Process) -> bool:

@@ -10,7 +10,9 @@ from benchmarks.load import Outcome, Request
 
 
 def outcome(request: Request, text: str, **values: Any) -> Outcome:
-    return Outcome(**{"request": request, "sent_s": 1.0, "status": 200, "end": "done", "first_s": 0.1, "total_s": 1.0, "text": text} | values)  # fmt: skip
+    """A stream that ended well, but for `values`."""
+    usual = {"sent_s": 1.0, "status": 200, "end": "done", "first_s": 0.1, "total_s": 1.0}
+    return Outcome(request=request, text=text, **(usual | values))
 
 
 ASKED = questions(20, seed=1)

@@ -1,0 +1,120 @@
+"""A rollout as a user begins it, by the command in a process of its own; and as the planner tells of it, sampled."""
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from tempfile import TemporaryFile
+from typing import Any
+
+import ray
+
+from benchmarks.local_fleet import LocalFleet
+
+AWAY = (ray.exceptions.RayError, ValueError)
+"""What asking a planner raises that has just been killed."""
+
+
+class Command:
+    """`hybrid-serve ...`, which began when this was made."""
+
+    def __init__(self, fleet: LocalFleet, name: str, *arguments: str) -> None:
+        self._output = TemporaryFile("w+")
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "hybrid_serve.cli", name, *arguments, "--address", fleet.address],
+            cwd=Path.cwd(),
+            env=os.environ | {"PYTHONPATH": str(Path.cwd())},
+            stdout=self._output,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+
+    def wait(self, seconds: float) -> int:
+        """The exit status. Raises TimeoutExpired with what was printed so far."""
+        try:
+            return self.process.wait(seconds)
+        except subprocess.TimeoutExpired as error:
+            self.process.kill()
+            raise TimeoutError(f"{error}:\n{self.printed[-3000:]}") from None
+
+    @property
+    def printed(self) -> str:
+        self._output.seek(0)
+        return self._output.read()
+
+    @property
+    def objects(self) -> list[dict[str, Any]]:
+        """What `--json` printed."""
+        return [json.loads(line) for line in self.printed.splitlines() if line.startswith("{")]
+
+
+class Watch:
+    """The app's rollouts from now until `close`, as the planner tells of them every `period_s`."""
+
+    def __init__(self, fleet: LocalFleet, period_s: float = 0.2) -> None:
+        self._fleet = fleet
+        self._period_s = period_s
+        self._closed = threading.Event()
+        self.known: dict[str, Any] = fleet.rollouts()
+        self._seen: list[tuple[float, str, str]] = []
+        self._thread = threading.Thread(target=self._look_on, daemon=True)
+        self._thread.start()
+
+    def _look_on(self) -> None:
+        while not self._closed.wait(self._period_s):
+            try:
+                self.known = self._fleet.rollouts()
+            except AWAY:
+                continue
+            rollout = self.rollout or self.known.get("last")
+            if rollout and (not self._seen or self._seen[-1][1:] != (rollout["name"], rollout["phase"])):
+                self._seen.append((time.monotonic(), rollout["name"], rollout["phase"]))
+
+    @property
+    def rollout(self) -> dict[str, Any] | None:
+        """The active one, as it was last told."""
+        return self.known.get("rollout")
+
+    def until(self, condition: Callable[[dict[str, Any]], Any], what: str, seconds: float = 120.0) -> Any:
+        """The condition's value over what is known, once it is true.
+
+        Raises:
+            TimeoutError: with what is known.
+        """
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            if value := condition(self.known):
+                return value
+            time.sleep(self._period_s / 2)
+        raise TimeoutError(f"not within {seconds:g} s: {what}; known is {json.dumps(self.known)[:3000]}")
+
+    def until_phase(self, phase: str, seconds: float = 240.0) -> dict[str, Any]:
+        """The active rollout once it is in a phase."""
+        found: dict[str, Any] = self.until(
+            lambda known: (known.get("rollout") or {}).get("phase") == phase and known["rollout"], phase, seconds
+        )
+        return found
+
+    def until_over(self, seconds: float = 400.0) -> dict[str, Any]:
+        """The last rollout once none is active."""
+        found: dict[str, Any] = self.until(
+            lambda known: not known.get("rollout") and known.get("last"), "the rollout is over", seconds
+        )
+        return found
+
+    def phases(self, name: str) -> dict[str, float]:
+        """Seconds that a rollout was seen in each phase; 0.0 for its end."""
+        seen = [entry for entry in self._seen if entry[1] == name]
+        ends = [at for at, _, _ in seen[1:]] + [seen[-1][0] if seen else 0.0]
+        spent: dict[str, float] = {}
+        for (at, _, phase), end in zip(seen, ends, strict=True):
+            spent[phase] = round(spent.get(phase, 0.0) + end - at, 1)
+        return spent
+
+    def close(self) -> None:
+        self._closed.set()
+        self._thread.join()
