@@ -3,9 +3,9 @@
     python -m benchmarks.rollout --output benchmarks/results/rollout-cpu.json
     python -m benchmarks.rollout --scenarios steady,tokens
 
-The fleet is that of `configs/demo-fleet.yaml` on this machine, two replicas in the pool h200, one in each of the others.
-Chats are greedy, streamed and plain, arrive at random (Poisson) at a stated rate whatever becomes of those before, and
-have known answers. Scenarios, each beginning with the generation that the one before left:
+The fleet is that of `configs/demo-fleet.yaml` on this machine, two replicas in the pool h200, one in each of the
+others. Chats are greedy, streamed and plain, arrive at random (Poisson) at a stated rate whatever becomes of those
+before, and have known answers. Scenarios, each beginning with the generation that the one before left:
 
     steady      the load alone: what time to the first token is compared with
     tokens      K is changed, with canaries

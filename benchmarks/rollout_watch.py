@@ -8,7 +8,6 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from tempfile import TemporaryFile
 from typing import Any
 
 import ray
@@ -23,28 +22,36 @@ class Command:
     """`hybrid-serve ...`, which began when this was made."""
 
     def __init__(self, fleet: LocalFleet, name: str, *arguments: str) -> None:
-        self._output = TemporaryFile("w+")
+        self._printed: list[str] = []
         self.process = subprocess.Popen(
             [sys.executable, "-m", "hybrid_serve.cli", name, *arguments, "--address", fleet.address],
             cwd=Path.cwd(),
             env=os.environ | {"PYTHONPATH": str(Path.cwd())},
-            stdout=self._output,
+            stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
         )
+        self._reading = threading.Thread(target=self._read, daemon=True)
+        self._reading.start()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        self._printed.extend(self.process.stdout)
 
     def wait(self, seconds: float) -> int:
-        """The exit status. Raises TimeoutExpired with what was printed so far."""
+        """The exit status. Raises TimeoutError with what was printed so far."""
         try:
-            return self.process.wait(seconds)
+            status = self.process.wait(seconds)
         except subprocess.TimeoutExpired as error:
             self.process.kill()
             raise TimeoutError(f"{error}:\n{self.printed[-3000:]}") from None
+        self._reading.join()
+        return status
 
     @property
     def printed(self) -> str:
-        self._output.seek(0)
-        return self._output.read()
+        """What it printed until now."""
+        return "".join(self._printed)
 
     @property
     def objects(self) -> list[dict[str, Any]]:
