@@ -141,7 +141,7 @@ def too_large(scene: Scene, options: argparse.Namespace) -> dict[str, Any]:
     """The pool l40s gets less memory than one request needs."""
     before, events = replica_pids(scene.fleet), scene.fleet.history()
     changes = ["engine.max_model_len=4096", "pools.l40s.kv_memory=8MiB"]
-    command = Command(scene.fleet, "rollout", *scene.generation(_same_k(scene), *changes), *scene.rollout)
+    command = Command(scene.fleet.address, "rollout", *scene.generation(_same_k(scene), *changes), *scene.rollout)
     status = command.wait(60)
     return {
         "changes": changes,

@@ -62,11 +62,11 @@ class Scene:
         """Roll the fleet's configuration with these changes out, under load, until it is over."""
         before = {name: pid for name, pid in replica_pids(self.fleet).items()}
         events = len(self.fleet.history())
-        watch, load = Watch(self.fleet), self.load
+        watch, load = Watch(self.fleet.rollouts), self.load
         with self.under(load):
             time.sleep(BEFORE_S)
             began = time.monotonic()
-            command = Command(self.fleet, "rollout", *self.generation(*changes), *self.rollout, "--json")
+            command = Command(self.fleet.address, "rollout", *self.generation(*changes), *self.rollout, "--json")
             told = {} if during is None else during(watch, command)
             status = command.wait(LONGEST_S)
             if status < 0:  # it was killed: the rollout goes on without it

@@ -12,8 +12,6 @@ from typing import Any
 
 import ray
 
-from benchmarks.local_fleet import LocalFleet
-
 AWAY = (ray.exceptions.RayError, ValueError)
 """What asking a planner raises that has just been killed."""
 
@@ -21,10 +19,11 @@ AWAY = (ray.exceptions.RayError, ValueError)
 class Command:
     """`hybrid-serve ...`, which began when this was made."""
 
-    def __init__(self, fleet: LocalFleet, name: str, *arguments: str) -> None:
+    def __init__(self, address: str, name: str, *arguments: str) -> None:
+        """`address`: of Ray's head."""
         self._printed: list[str] = []
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "hybrid_serve.cli", name, *arguments, "--address", fleet.address],
+            [sys.executable, "-m", "hybrid_serve.cli", name, *arguments, "--address", address],
             cwd=Path.cwd(),
             env=os.environ | {"PYTHONPATH": str(Path.cwd())},
             stdout=subprocess.PIPE,
@@ -62,11 +61,12 @@ class Command:
 class Watch:
     """The app's rollouts from now until `close`, as the planner tells of them every `period_s`."""
 
-    def __init__(self, fleet: LocalFleet, period_s: float = 0.2) -> None:
-        self._fleet = fleet
+    def __init__(self, ask: Callable[[], dict[str, Any]], period_s: float = 0.2) -> None:
+        """`ask`: what the planner knows of the app; may raise as Ray does while the planner is away."""
+        self._ask = ask
         self._period_s = period_s
         self._closed = threading.Event()
-        self.known: dict[str, Any] = fleet.rollouts()
+        self.known: dict[str, Any] = ask()
         self._seen: list[tuple[float, str, str]] = []
         self._thread = threading.Thread(target=self._look_on, daemon=True)
         self._thread.start()
@@ -74,7 +74,7 @@ class Watch:
     def _look_on(self) -> None:
         while not self._closed.wait(self._period_s):
             try:
-                self.known = self._fleet.rollouts()
+                self.known = self._ask()
             except AWAY:
                 continue
             rollout = self.rollout or self.known.get("last")
@@ -112,6 +112,10 @@ class Watch:
             lambda known: not known.get("rollout") and known.get("last"), "the rollout is over", seconds
         )
         return found
+
+    def passed(self, name: str) -> list[str]:
+        """The phases in which a rollout was seen, in order."""
+        return [phase for _, rollout, phase in self._seen if rollout == name]
 
     def phases(self, name: str) -> dict[str, float]:
         """Seconds that a rollout was seen in each phase; 0.0 for its end."""

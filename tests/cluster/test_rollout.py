@@ -1,0 +1,121 @@
+"""Configurations go out to a running fleet under load; whatever is killed or fails, it ends on one generation."""
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.rollout_watch import Watch
+from deployments.config import AppConfig
+from tests.cluster.conftest import until
+from tests.cluster.rolling import Rolling, fleet_config, rolling
+
+pytestmark = pytest.mark.cluster
+
+
+@pytest.fixture(scope="module")
+def fleet(deployed: Callable[[AppConfig], Any], pair_folder: Path) -> Iterator[Rolling]:
+    with deployed(fleet_config(pair_folder)) as app, rolling(app, pair_folder) as fleet:
+        yield fleet
+
+
+@pytest.fixture
+def watch(fleet: Rolling) -> Iterator[Watch]:
+    with fleet.watched() as watch:
+        yield watch
+
+
+def test_another_k_goes_out_by_canaries_and_waves_and_no_request_fails(fleet: Rolling, watch: Watch) -> None:
+    before, sent = fleet.settled(), len(fleet.load.outcomes)
+    pids = {each["replica"]: fleet.pid_of(each["replica"]) for each in before["replicas"]}
+    name = fleet.begin(num_speculative_tokens=5)
+    last = watch.until_over(60)
+    after = fleet.settled()
+    assert (last["name"], last["phase"], last["failure"]) == (name, "done", "")
+    assert watch.passed(name) == ["canary", "baking", "rolling", "applying", "done"]
+    assert after["current"] == last["to"] != before["current"]
+    (current,) = [each for each in after["generations"] if each["number"] == after["current"]]
+    assert {pool["num_speculative_tokens"] for pool in current["pools"].values()} == {5}
+    assert {each["replica"]: fleet.pid_of(each["replica"]) for each in after["replicas"]} == pids
+    assert len(fleet.sent_since(sent)) > 30 and fleet.failed(sent) == []
+
+
+FAILURES: dict[str, tuple[dict[str, Any], str, tuple[str, ...]]] = {
+    "start": ({"fail": "the drafter's weights are cut off"}, "replica start", ("the drafter's weights are cut off",)),
+    "plan": ({"num_blocks": 3}, "predicted", ("num_blocks", "3")),
+    "errors": ({"error_rate": 0.5}, "error rate", ()),
+    "acceptance": ({"acceptance": [0.1] * 7}, "acceptance", ()),
+    "death": ({"die_after_s": 2.5}, "engine deaths", ("died after 2.5 s",)),
+}
+
+
+@pytest.mark.parametrize("kind", FAILURES)
+def test_a_generation_that_is_not_healthy_is_taken_back_and_the_gate_says_why(
+    fleet: Rolling, watch: Watch, kind: str
+) -> None:
+    fake, gate, told = FAILURES[kind]
+    before, sent = fleet.settled(), len(fleet.load.outcomes)
+    fleet.begin(fake=fake)
+    last = watch.until_over(60)
+    after = fleet.settled()
+    assert last["phase"] == "rolled back" and after["current"] == before["current"]
+    assert gate in last["failure"] and all(text in last["failure"] for text in told), last["failure"]
+    if kind in ("start", "plan", "acceptance"):
+        assert fleet.failed(sent) == []
+
+
+def test_what_runs_is_not_rolled_out_again_and_two_at_once_are_one_too_many(fleet: Rolling, watch: Watch) -> None:
+    current = fleet.settled()["current"]
+    config, same = fleet.offer(num_speculative_tokens=5)
+    options = config.rollout.options()
+    assert fleet.ask("begin", same, options, "test") == {"unchanged": current}
+    name = fleet.begin(num_speculative_tokens=4)
+    _, four = fleet.offer(num_speculative_tokens=4)
+    assert fleet.ask("begin", four, options, "test") == {"attached": name}
+    refused = fleet.ask("begin", same, options, "test")["refused"]
+    assert name in refused
+    assert fleet.ask("rollback", "default", None, "test")["started"] == name
+    assert watch.until_over(60)["phase"] == "rolled back"
+    assert fleet.settled()["current"] == current
+
+
+def test_a_planner_that_is_killed_goes_on_where_it_was(fleet: Rolling, watch: Watch) -> None:
+    sent, starts = len(fleet.load.outcomes), fleet.ask("status")["starts"]
+    name = fleet.begin(num_speculative_tokens=6)
+    for phase in ("canary", "rolling"):
+        watch.until_phase(phase)
+        os.kill(fleet.ask("status")["pid"], signal.SIGKILL)
+        until(lambda: fleet.ask("status")["starts"] > starts)
+        starts = fleet.ask("status")["starts"]
+    last = watch.until_over(90)
+    assert (last["name"], last["phase"]) == (name, "done")
+    assert fleet.settled()["current"] == last["to"]
+    assert fleet.failed(sent) == []
+
+
+def test_ray_serves_controller_may_be_killed_in_every_phase(fleet: Rolling, watch: Watch) -> None:
+    sent = len(fleet.load.outcomes)
+    name = fleet.begin(num_speculative_tokens=7)
+    for phase in ("canary", "rolling", "applying"):
+        watch.until_phase(phase)
+        fleet.controller().kill()
+    last = watch.until_over(90)
+    assert (last["name"], last["phase"]) == (name, "done")
+    assert fleet.settled()["current"] == last["to"]
+    assert fleet.failed(sent) == []
+
+
+@pytest.mark.parametrize("phase", ["canary", "baking"])
+def test_a_canary_that_is_killed_takes_the_rollout_back(fleet: Rolling, watch: Watch, phase: str) -> None:
+    before, sent = fleet.settled(), len(fleet.load.outcomes)
+    fleet.begin(num_speculative_tokens=3, fake={"start_s": 1.0})
+    watch.until_phase(phase)
+    canary = watch.until(lambda known: next((r for r in known["replicas"] if r["canary"]), None), "a canary")
+    os.kill(fleet.pid_of(canary["replica"]), signal.SIGKILL)
+    last = watch.until_over(120)
+    assert last["phase"] == "rolled back" and canary["replica"] in last["failure"]
+    assert fleet.settled()["current"] == before["current"]
+    assert {end for end, *_ in fleet.failed(sent)} <= {"error event", "broken"}
