@@ -8,14 +8,17 @@ back by itself if a health gate fails; this command only shows it. Ctrl-C leaves
 import argparse
 import json
 import sys
-from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hybrid_serve.cluster_connection import PlannerConnection, add_app, caller, connected
 from hybrid_serve.config_argument import WrongArgumentsError, add_config, load
+from hybrid_serve.new_generation import NotPossibleError, new_generation
 from hybrid_serve.rollout.wire import RolloutOptions
 from hybrid_serve.rollout_lines import end_words
 from hybrid_serve.rollout_watch import GoneError, Lines, Objects, Show, watch
+
+if TYPE_CHECKING:
+    from deployments.config import AppConfig
 
 BEGIN_S = 60.0
 DETACHED = 3
@@ -56,13 +59,47 @@ def run(arguments: argparse.Namespace) -> int:
             return _attach(planner, arguments)
     if arguments.config is None:
         raise WrongArgumentsError("give a configuration, or --attach for the rollout that is active")
-    return 0
+    config = load(arguments)
+    options = _options(arguments, config)
+    if arguments.serve_config is not None:
+        return _write(arguments, config)
+    with connected(arguments.address) as planner:
+        try:
+            new = new_generation(config, planner, arguments.app)
+        except NotPossibleError as error:
+            return _refused(arguments, {"refused": str(error), "problems": error.problems})
+        if not arguments.json:
+            for note in new.notes:
+                print(note, flush=True)
+        try:
+            answer = planner.ask("begin", new.offer, options, caller(), arguments.reason, timeout_s=BEGIN_S)
+        except KeyboardInterrupt:
+            print(f"\nit may have begun: {_again(arguments)} shows it", file=sys.stderr)
+            return DETACHED
+        return answered(planner, arguments, answer)
 
 
-def options_of(arguments: argparse.Namespace, configured: RolloutOptions) -> RolloutOptions:
+def _options(arguments: argparse.Namespace, config: "AppConfig") -> RolloutOptions:
     """The configuration's, with what the command line says instead."""
-    changed: dict[str, Any] = {}
-    return replace(configured, **changed)
+    from deployments.errors import AppError
+
+    try:
+        return config.rollout.options(
+            canary=arguments.canary,
+            bake=arguments.bake,
+            max_unavailable=arguments.max_unavailable,
+            allow_outage=arguments.allow_outage,
+        )
+    except AppError as error:
+        raise WrongArgumentsError(str(error)) from None
+
+
+def _refused(arguments: argparse.Namespace, answer: dict[str, Any]) -> int:
+    if arguments.json:
+        print(json.dumps({"app": arguments.app, **answer}), flush=True)
+    else:
+        print(f"hybrid-serve {arguments.command}: {answer['refused']}", file=sys.stderr)
+    return 1
 
 
 def answered(
@@ -70,12 +107,10 @@ def answered(
 ) -> int:
     """What the planner said to a wish for a rollout, then the rollout itself until it ends. `undoing`: it is wished that
     a rollout that is active ends rolled back."""
+    if "refused" in answer:
+        return _refused(arguments, answer)
     if arguments.json:
         print(json.dumps({"app": arguments.app, **answer}), flush=True)
-    if "refused" in answer:
-        if not arguments.json:
-            print(f"hybrid-serve {arguments.command}: {answer['refused']}", file=sys.stderr)
-        return 1
     if "unchanged" in answer:
         if not arguments.json:
             print(f"generation {answer['unchanged']} is this already: nothing to do")

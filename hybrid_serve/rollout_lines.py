@@ -56,7 +56,7 @@ def changes(before: Rollout | None, now: Rollout) -> list[str]:
     if (old["phase"], old["wave"], old["paused"]) != (now["phase"], now["wave"], now["paused"]):
         lines.append(phase_words(now))
     lines += _steps(old["steps"], now["steps"])
-    lines += _gates(old["gates"], now["gates"])
+    lines += _gates(old["gates"], now["gates"], decided=old["phase"] == "baking" != now["phase"])
     if now["failure"] and now["failure"] != old["failure"]:
         lines.append(f"failed: {now['failure']}")
     return lines
@@ -76,21 +76,35 @@ def _step_words(step: dict[str, Any]) -> str:
     return step["state"].replace("_", " ") + ("" if generation is None else f", generation {generation}")
 
 
-def _gates(old: list[dict[str, Any]], now: list[dict[str, Any]]) -> Iterator[str]:
-    seen = {(gate["pool"], gate["gate"]): gate["state"] for gate in old}
-    for gate in now:
-        if gate["state"] != seen.get((gate["pool"], gate["gate"])):
-            yield f"  {gate_words(gate)}"
+def _gates(old: list[dict[str, Any]], now: list[dict[str, Any]], *, decided: bool) -> Iterator[str]:
+    """Of each pool, what is compared once there is something to see, and again when it was decided on; and whatever has
+    failed."""
+    before = {(gate["pool"], gate["gate"]): gate["state"] for gate in old}
+    for pool in dict.fromkeys(gate["pool"] for gate in now):
+        gates = [gate for gate in now if gate["pool"] == pool]
+        compared = [gate for gate in gates if gate["gate"] in _FIGURES]
+        changed = any(gate["state"] != before.get((pool, gate["gate"]), "waiting") for gate in compared)
+        if compared and (changed or decided):
+            yield f"  {pool}: {', '.join(map(_compared, compared))}"
+        for gate in gates:
+            if gate["state"] == "failed" != before.get((pool, gate["gate"])):
+                yield f"  failed: {gate['text']}"
 
 
-def gate_words(gate: dict[str, Any]) -> str:
-    """`gate ttft of pool h20: ok: old 0.026, new 0.031, limit 2`."""
-    figures = ", ".join(f"{side} {_figure(gate[side])}" for side in ("old", "new", "limit") if gate[side] is not None)
-    told = gate["text"] or figures
-    return f"gate {gate['gate']} of pool {gate['pool']}: {gate['state'].replace('_', ' ')}" + (
-        f": {told}" if told else ""
-    )
+_FIGURES = {
+    "error rate": "{:.2%}".format,
+    "TTFT": lambda seconds: f"{1000 * seconds:.3g} ms",
+    "time per output token": lambda seconds: f"{1000 * seconds:.3g} ms",
+    "acceptance": "{:.2f}".format,
+}
+"""How the figures of the gates that compare are written."""
 
 
-def _figure(value: Any) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+def _compared(gate: dict[str, Any]) -> str:
+    """`TTFT 31 ms (old 26 ms)`, `acceptance waiting`, ..."""
+    if gate["new"] is None:
+        return f"{gate['gate']} {gate['state']}"
+    figure = _FIGURES[gate["gate"]]
+    old = "" if gate["old"] is None else f" (old {figure(gate['old'])})"
+    state = "" if gate["state"] == "passed" else f" {gate['state']}"
+    return f"{gate['gate']} {figure(gate['new'])}{old}{state}"
