@@ -5,10 +5,12 @@ import getpass
 import os
 import socket
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+Answer = TypeVar("Answer")
 
 TIMEOUT_S = 30.0
 CONNECT_TIMEOUT_S = 5.0
@@ -33,12 +35,21 @@ class PlannerConnection:
         self._address = address
 
     def ask(self, method: str, *args: object, timeout_s: float = TIMEOUT_S) -> Any:
-        """The answer of one method. The planner is looked up anew: it may have been restarted since the last call.
+        """The answer of one method.
 
         Raises:
             SilentPlannerError: no answer in `timeout_s`, or it died meanwhile.
             NoFleetError: no planner runs there, or one of a release without this method.
             UnknownToPlannerError: the method refused its arguments.
+        """
+        import ray
+
+        return self.through(lambda planner: ray.get(_method(planner, method).remote(*args), timeout=timeout_s))
+
+    def through(self, calls: Callable[[Any], Answer]) -> Answer:
+        """What a function answers that is given the planner's handle. Raises as `ask`.
+
+        The planner is looked up anew each time: it may have been restarted since.
         """
         import ray
 
@@ -53,23 +64,26 @@ class PlannerConnection:
             ) from None
         except ray.exceptions.RayError as error:
             raise SilentPlannerError(f"the planner can't be looked up: {_first_line(error)}. Ask again") from None
-        if not hasattr(planner, method):
-            raise NoFleetError(
-                f"the planner that runs has no {method}: it is of an older release of hybrid_serve than this command. "
-                "Use the command of its release, or deploy the app with this one"
-            )
         try:
-            return ray.get(getattr(planner, method).remote(*args), timeout=timeout_s)
+            return calls(planner)
         except ray.exceptions.GetTimeoutError:
-            raise SilentPlannerError(
-                f"the planner did not answer within {timeout_s:g} s: if it is being restarted, ask again"
-            ) from None
-        except ValueError as error:
-            raise UnknownToPlannerError(_cause(error)) from None
+            raise SilentPlannerError("the planner did not answer in time: if it is being restarted, ask again") from None
         except ray.exceptions.RayTaskError as error:
-            raise NoFleetError(f"the planner failed in {method}: {_cause(error)}. Its log says more") from None
+            if isinstance(error.cause, ValueError):
+                raise UnknownToPlannerError(str(error.cause)) from None
+            raise NoFleetError(f"the planner failed: {error.cause!r}. Its log says more") from None
         except ray.exceptions.RayError as error:
             raise SilentPlannerError(f"the planner can't be asked: {_first_line(error)}. Ask again") from None
+
+
+def _method(planner: Any, name: str) -> Any:
+    try:
+        return getattr(planner, name)
+    except AttributeError:
+        raise NoFleetError(
+            f"the planner that runs has no {name}: it is of an older release of hybrid_serve than this command. Use the "
+            "command of its release, or deploy the app with this one"
+        ) from None
 
 
 def caller() -> str:
@@ -124,7 +138,7 @@ def _connect(address: str, namespace: str) -> None:
         ray.init(address=_reachable(address), namespace=namespace, log_to_driver=False, logging_level="ERROR")
     except ConnectionError as error:
         raise NoFleetError(
-            f"no Ray at address {address}: {_first_line(error)}. Run it on a machine of the cluster, or give --address"
+            f"no Ray at address {address}: {_first_line(error).rstrip('.')}. Run it on a machine of the cluster, or give --address"
         ) from None
     except ray.exceptions.RayError as error:
         raise NoFleetError(f"the Ray at address {address} can't be asked: {_first_line(error)}. Ask again") from None
@@ -174,12 +188,6 @@ def _listens(host: str, port: int) -> bool:
             return True
     except OSError:
         return False
-
-
-def _cause(error: BaseException) -> str:
-    """What the planner raised, without Ray's traceback around it."""
-    raised = getattr(error, "cause", None) or error
-    return str(raised) if isinstance(raised, ValueError) else repr(raised)
 
 
 def _first_line(error: BaseException) -> str:

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 from hybrid_serve.cluster_connection import PlannerConnection, add_app, caller, connected
 from hybrid_serve.config_argument import WrongArgumentsError, add_config, load
-from hybrid_serve.new_generation import NotPossibleError, new_generation
 from hybrid_serve.rollout.wire import RolloutOptions
 from hybrid_serve.rollout_lines import end_words
 from hybrid_serve.rollout_watch import GoneError, Lines, Objects, Show, watch
@@ -20,7 +19,6 @@ from hybrid_serve.rollout_watch import GoneError, Lines, Objects, Show, watch
 if TYPE_CHECKING:
     from deployments.config import AppConfig
 
-BEGIN_S = 60.0
 DETACHED = 3
 """Exit status: the rollout goes on without being watched."""
 
@@ -63,16 +61,11 @@ def run(arguments: argparse.Namespace) -> int:
     options = _options(arguments, config)
     if arguments.serve_config is not None:
         return _write(arguments, config)
+    from deployments.rollout_requests import request
+
     with connected(arguments.address) as planner:
         try:
-            new = new_generation(config, planner, arguments.app)
-        except NotPossibleError as error:
-            return _refused(arguments, {"refused": str(error), "problems": error.problems})
-        if not arguments.json:
-            for note in new.notes:
-                print(note, flush=True)
-        try:
-            answer = planner.ask("begin", new.offer, options, caller(), arguments.reason, timeout_s=BEGIN_S)
+            answer = planner.through(lambda _: request(config, arguments.app, options, caller(), arguments.reason))
         except KeyboardInterrupt:
             print(f"\nit may have begun: {_again(arguments)} shows it", file=sys.stderr)
             return DETACHED
@@ -138,7 +131,7 @@ def follow(planner: PlannerConnection, arguments: argparse.Namespace, name: str,
         return DETACHED
     if not arguments.json:
         print(end_words(end), flush=True)
-    taken_back = undoing and end["kind"] != "rollback" and end["phase"] == "rolled_back"
+    taken_back = undoing and end["kind"] != "rollback" and end["phase"] == "rolled back"
     return 0 if end["phase"] == "done" or taken_back else 1
 
 

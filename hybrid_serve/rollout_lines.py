@@ -6,7 +6,7 @@ from typing import Any
 Rollout = dict[str, Any]
 """As `Planner.rollouts` gives it."""
 
-ENDS = frozenset({"done", "rolled_back", "superseded"})
+ENDS = frozenset({"done", "rolled back", "superseded"})
 """Phases that a rollout does not leave."""
 
 
@@ -26,69 +26,80 @@ def _generation(number: int | None) -> str:
 def phase_words(rollout: Rollout) -> str:
     """`baking`, `rolling, wave 2, paused`, ..."""
     wave = f", wave {rollout['wave']}" if rollout["wave"] and rollout["phase"] == "rolling" else ""
-    return rollout["phase"].replace("_", " ") + wave + (", paused" if rollout["paused"] else "")
+    return str(rollout["phase"]) + wave + (", paused" if rollout["paused"] else "")
 
 
 def title(rollout: Rollout) -> str:
     """What it does."""
-    return f"{rollout['name']}: generation {rollout['from']} -> {rollout['to']} ({rollout['kind']})"
+    reason = f": {rollout['reason']}" if rollout["reason"] else ""
+    kind = "" if rollout["kind"] == "rollout" else f" ({rollout['kind']})"
+    return f"{rollout['name']}, generation {rollout['from']} -> {rollout['to']}{kind}, by {rollout['actor']}{reason}"
 
 
 def end_words(rollout: Rollout) -> str:
     """How it ended."""
-    to, back = f"generation {rollout['to']}", f"generation {rollout['from']}"
     match rollout["phase"]:
         case "done":
-            return f"done: {to} serves"
-        case "rolled_back":
-            why = f": {rollout['failure']}" if rollout["failure"] else ""
-            return f"rolled back, {back} serves{why}"
+            return f"done: generation {rollout['to']} serves"
+        case "rolled back":
+            return f"rolled back: generation {rollout['from']} serves. {rollout['failure']}".rstrip()
         case phase:
-            return f"{phase.replace('_', ' ')}: {rollout['failure'] or 'the app was deployed by Ray Serve meanwhile'}"
+            return f"{phase}: {rollout['failure']}"
 
 
-def changes(before: Rollout | None, now: Rollout) -> list[str]:
-    """A line for each thing that is not as it was; everything if there is nothing before. Figures alone are none."""
-    old = before or {"phase": None, "wave": None, "paused": False, "steps": [], "gates": [], "failure": ""}
-    lines = []
-    if before is None:
-        lines.append(title(now))
-    if (old["phase"], old["wave"], old["paused"]) != (now["phase"], now["wave"], now["paused"]):
-        lines.append(phase_words(now))
-    lines += _steps(old["steps"], now["steps"])
-    lines += _gates(old["gates"], now["gates"], decided=old["phase"] == "baking" != now["phase"])
-    if now["failure"] and now["failure"] != old["failure"]:
-        lines.append(f"failed: {now['failure']}")
-    return lines
+class Changes:
+    """What to tell of a rollout that is looked at again and again: everything at first, then what is not as it was.
 
+    Replicas that a planner has not heard of yet since its restart are not listed by it. They are remembered here.
+    """
 
-def _steps(old: list[dict[str, Any]], now: list[dict[str, Any]]) -> Iterator[str]:
-    seen = {step["replica"]: _step_words(step) for step in old}
-    for step in now:
-        if (words := _step_words(step)) != seen.pop(step["replica"], None):
-            yield f"  {step['pool']} {step['replica']}: {words}"
-    for replica in seen:
-        yield f"  {replica}: gone"
+    def __init__(self) -> None:
+        self._title = False
+        self._phase = ""
+        self._failure = ""
+        self._steps: dict[str, str] = {}
+        self._gates: dict[tuple[str, str], str] = {}
+
+    def of(self, rollout: Rollout) -> list[str]:
+        """A line for each change. Figures that move are none, until a gate is judged by them."""
+        lines = [] if self._title else [title(rollout)]
+        self._title = True
+        phase, before = phase_words(rollout), self._phase
+        if phase != before:
+            lines.append(phase)
+        self._phase = phase
+        lines += self._of_steps(rollout["steps"])
+        if rollout["phase"] in ("canary", "baking") or before.startswith("baking"):
+            lines += self._of_gates(rollout["gates"], decided=not phase.startswith("baking"))
+        if rollout["failure"] != self._failure and rollout["phase"] not in ENDS:
+            lines.append(f"failed: {rollout['failure']}")
+        self._failure = rollout["failure"]
+        return lines
+
+    def _of_steps(self, steps: list[dict[str, Any]]) -> Iterator[str]:
+        for step in steps:
+            words = _step_words(step)
+            if words != self._steps.get(step["replica"]):
+                yield f"  {words}"
+            self._steps[step["replica"]] = words
+
+    def _of_gates(self, gates: list[dict[str, Any]], *, decided: bool) -> Iterator[str]:
+        """A line for a pool when one of its gates is judged otherwise than before, and when it was decided on them."""
+        for pool in dict.fromkeys(gate["pool"] for gate in gates):
+            compared = [gate for gate in gates if gate["pool"] == pool and gate["gate"] in _FIGURES]
+            states = {(pool, gate["gate"]): gate["state"] for gate in compared}
+            changed = any(state != self._gates.get(key, "waiting") for key, state in states.items())
+            self._gates |= states
+            if changed or (compared and decided):
+                yield f"  pool {pool}: {', '.join(map(_gate_words, compared))}"
 
 
 def _step_words(step: dict[str, Any]) -> str:
-    generation = step.get("generation")
-    return step["state"].replace("_", " ") + ("" if generation is None else f", generation {generation}")
-
-
-def _gates(old: list[dict[str, Any]], now: list[dict[str, Any]], *, decided: bool) -> Iterator[str]:
-    """Of each pool, what is compared once there is something to see, and again when it was decided on; and whatever has
-    failed."""
-    before = {(gate["pool"], gate["gate"]): gate["state"] for gate in old}
-    for pool in dict.fromkeys(gate["pool"] for gate in now):
-        gates = [gate for gate in now if gate["pool"] == pool]
-        compared = [gate for gate in gates if gate["gate"] in _FIGURES]
-        changed = any(gate["state"] != before.get((pool, gate["gate"]), "waiting") for gate in compared)
-        if compared and (changed or decided):
-            yield f"  {pool}: {', '.join(map(_compared, compared))}"
-        for gate in gates:
-            if gate["state"] == "failed" != before.get((pool, gate["gate"])):
-                yield f"  failed: {gate['text']}"
+    """`h20 default#h20#ab12: draining, generation 1`."""
+    canary = "canary, " if step.get("canary") else ""
+    generation = "a generation that is not listed" if step["generation"] is None else f"generation {step['generation']}"
+    reason = f": {step['reason']}" if step.get("reason") else ""
+    return f"{step['pool']} {step['replica']}: {canary}{step['state']}, {generation}{reason}"
 
 
 _FIGURES = {
@@ -100,7 +111,7 @@ _FIGURES = {
 """How the figures of the gates that compare are written."""
 
 
-def _compared(gate: dict[str, Any]) -> str:
+def _gate_words(gate: dict[str, Any]) -> str:
     """`TTFT 31 ms (old 26 ms)`, `acceptance waiting`, ..."""
     if gate["new"] is None:
         return f"{gate['gate']} {gate['state']}"

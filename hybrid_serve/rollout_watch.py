@@ -1,14 +1,13 @@
 """Following a rollout until it ends, through deaths of the planner. Leaving it changes nothing."""
 
 import json
-import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any, Protocol
 
 from hybrid_serve.cluster_connection import NoFleetError
-from hybrid_serve.rollout_lines import ENDS, Rollout, changes
+from hybrid_serve.rollout_lines import ENDS, Changes, Rollout
 
 PERIOD_S = 0.5
 ANSWER_S = 5.0
@@ -44,7 +43,7 @@ def watch(
         GoneError: a later rollout has taken its place in the planner's book.
         KeyboardInterrupt: who watches has had enough.
     """
-    before: Rollout | None = None
+    changes = Changes()
     silent = False
     while True:
         try:
@@ -57,9 +56,8 @@ def watch(
             if silent:
                 show.planner(True, "the planner answers again")
             silent = False
-            if lines := changes(before, now):
+            if lines := changes.of(now):
                 show.rollout(now, lines)
-            before = now
             if now["phase"] in ENDS:
                 return now
         sleep(PERIOD_S)

@@ -50,6 +50,8 @@ def rollout(phase: str, **values: Any) -> dict[str, Any]:
         "from": 1,
         "to": 2,
         "kind": "rollout",
+        "actor": "ann@head",
+        "reason": "",
         "phase": phase,
         "paused": False,
         "wave": 1,
@@ -63,13 +65,12 @@ def rollout(phase: str, **values: Any) -> dict[str, Any]:
 
 
 def step(replica: str, state: str, pool: str = "h20", generation: int = 1) -> dict[str, Any]:
-    return {"replica": replica, "pool": pool, "state": state, "generation": generation}
+    return {"replica": replica, "pool": pool, "state": state, "canary": False, "generation": generation, "reason": ""}
 
 
-def gate(state: str, **values: Any) -> dict[str, Any]:
-    return {
-        "pool": "h20", "gate": "ttft", "old": 0.026, "new": 0.031, "limit": 2.0, "state": state, "text": "", **values,
-    }  # fmt: skip
+def gate(state: str = "passed", **values: Any) -> dict[str, Any]:
+    figures = {"old": 0.026, "new": 0.031, "limit": 0.052}
+    return {"pool": "h20", "gate": "TTFT", "state": state, "text": "", **figures, **values}
 
 
 def rollouts(active: dict[str, Any] | None = None, last: dict[str, Any] | None = None, **values: Any) -> dict[str, Any]:
@@ -82,7 +83,7 @@ def rollouts(active: dict[str, Any] | None = None, last: dict[str, Any] | None =
             "created_at": f"2026-11-30T1{number}:00:00+00:00",
             "actor": "ann@head",
         }
-        for number, state in ((1, "good"), (2, "candidate"))
+        for number, state in ((1, "current"), (2, "rolling out"))
     ]
     return {
         "default": {
@@ -91,6 +92,7 @@ def rollouts(active: dict[str, Any] | None = None, last: dict[str, Any] | None =
             "generations": generations,
             "rollout": active,
             "last": last,
+            "replicas": [],
             "measured": {},
             **values,
         }
