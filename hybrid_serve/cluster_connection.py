@@ -67,7 +67,9 @@ class PlannerConnection:
         try:
             return calls(planner)
         except ray.exceptions.GetTimeoutError:
-            raise SilentPlannerError("the planner did not answer in time: if it is being restarted, ask again") from None
+            raise SilentPlannerError(
+                "the planner did not answer in time: if it is being restarted, ask again"
+            ) from None
         except ray.exceptions.RayTaskError as error:
             if isinstance(error.cause, ValueError):
                 raise UnknownToPlannerError(str(error.cause)) from None
@@ -81,8 +83,8 @@ def _method(planner: Any, name: str) -> Any:
         return getattr(planner, name)
     except AttributeError:
         raise NoFleetError(
-            f"the planner that runs has no {name}: it is of an older release of hybrid_serve than this command. Use the "
-            "command of its release, or deploy the app with this one"
+            f"the planner that runs has no {name}: it is of an older release of hybrid_serve than this command. Use "
+            "the command of its release, or deploy the app with this one"
         ) from None
 
 
@@ -138,7 +140,8 @@ def _connect(address: str, namespace: str) -> None:
         ray.init(address=_reachable(address), namespace=namespace, log_to_driver=False, logging_level="ERROR")
     except ConnectionError as error:
         raise NoFleetError(
-            f"no Ray at address {address}: {_first_line(error).rstrip('.')}. Run it on a machine of the cluster, or give --address"
+            f"no Ray at address {address}: {_first_line(error).rstrip('.')}. Run it on a machine of the cluster, or "
+            "give --address"
         ) from None
     except ray.exceptions.RayError as error:
         raise NoFleetError(f"the Ray at address {address} can't be asked: {_first_line(error)}. Ask again") from None

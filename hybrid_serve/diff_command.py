@@ -1,5 +1,7 @@
-"""`hybrid-serve diff CONFIG`: what this configuration would change in the running app, field by field, and at what cost:
-which replicas restart, and what each pool holds before and after. Nothing is touched."""
+"""`hybrid-serve diff CONFIG`: what this configuration would change in the running app, field by field.
+
+And at what cost: which replicas restart and how, and what each pool holds before and after. Nothing is touched.
+"""
 
 import argparse
 import json
@@ -44,6 +46,7 @@ def run(arguments: argparse.Namespace) -> int:
     from deployments.config_changes import changes_between
     from deployments.generation import Problems
     from deployments.rollout_requests import planned
+
     from deployments.running_generation import running_generation
 
     with connected(arguments.address) as planner:

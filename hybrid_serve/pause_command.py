@@ -38,5 +38,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _told(command: str, answer: dict[str, Any]) -> str:
+    if "unchanged" in answer:
+        return "it is paused already" if command == "pause" else "it is not paused"
     (name,) = answer.values()
-    return f"{name} is paused: hybrid-serve resume" if command == "pause" else f"{name} goes on"
+    return f"{name} is paused: hybrid-serve resume goes on with it" if command == "pause" else f"{name} goes on"

@@ -1,8 +1,8 @@
 """`hybrid-serve rollback`: back to the generation before, or to one that `hybrid-serve history` names.
 
-A rollout that is active is taken back. Otherwise every replica is put on the last good generation before the current one, without
-canary or bake: that one was planned and served before, so no planning is waited for and nothing is downloaded that is not in the
-nodes' caches any more.
+A rollout that is active is taken back. Otherwise every replica is put on the last good generation before the current
+one, without canary or bake: it was planned before and has served, so nothing is planned anew, and nothing is downloaded
+that is still in the nodes' caches.
 """
 
 import argparse

@@ -1,8 +1,8 @@
 """`hybrid-serve rollout CONFIG`: the configuration goes out to the running fleet, by canaries and in waves.
 
-It is planned for every pool, and refused before anything is touched if one can't hold it. Then the planner rolls it out, and
-back by itself if a health gate fails; this command only shows it. Ctrl-C leaves it running (`hybrid-serve rollout
---attach` shows it again); `hybrid-serve rollback` takes it back.
+It is planned for every pool, and refused before anything is touched if one can't hold it. Then the planner rolls it
+out, and back by itself if a health gate fails; this command only shows it. Ctrl-C leaves it running
+(`hybrid-serve rollout --attach` shows it again); `hybrid-serve rollback` takes it back.
 """
 
 import argparse
@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 from hybrid_serve.cluster_connection import PlannerConnection, add_app, caller, connected
 from hybrid_serve.config_argument import WrongArgumentsError, add_config, load
 from hybrid_serve.rollout.wire import RolloutOptions
-from hybrid_serve.rollout_lines import end_words
 from hybrid_serve.rollout_watch import GoneError, Lines, Objects, Show, watch
 
 if TYPE_CHECKING:
@@ -98,8 +97,10 @@ def _refused(arguments: argparse.Namespace, answer: dict[str, Any]) -> int:
 def answered(
     planner: PlannerConnection, arguments: argparse.Namespace, answer: dict[str, Any], *, undoing: bool = False
 ) -> int:
-    """What the planner said to a wish for a rollout, then the rollout itself until it ends. `undoing`: it is wished that
-    a rollout that is active ends rolled back."""
+    """What the planner said to a wish for a rollout, then the rollout itself until it ends.
+
+    `undoing`: it is wished that a rollout that is active ends rolled back.
+    """
     if "refused" in answer:
         return _refused(arguments, answer)
     if arguments.json:
@@ -129,8 +130,6 @@ def follow(planner: PlannerConnection, arguments: argparse.Namespace, name: str,
     except KeyboardInterrupt:
         print(f"\n{name} goes on: {_again(arguments)} shows it, hybrid-serve rollback takes it back", file=sys.stderr)
         return DETACHED
-    if not arguments.json:
-        print(end_words(end), flush=True)
     taken_back = undoing and end["kind"] != "rollback" and end["phase"] == "rolled back"
     return 0 if end["phase"] == "done" or taken_back else 1
 

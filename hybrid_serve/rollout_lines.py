@@ -66,7 +66,7 @@ class Changes:
         self._title = True
         phase, before = phase_words(rollout), self._phase
         if phase != before:
-            lines.append(phase)
+            lines.append(end_words(rollout) if rollout["phase"] in ENDS else phase)
         self._phase = phase
         lines += self._of_steps(rollout["steps"])
         if rollout["phase"] in ("canary", "baking") or before.startswith("baking"):

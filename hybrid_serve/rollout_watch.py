@@ -34,9 +34,7 @@ class GoneError(Exception):
     """The planner does not know the rollout any more."""
 
 
-def watch(
-    planner: Asks, app: str, name: str, show: Show, *, sleep: Callable[[float], None] = time.sleep
-) -> Rollout:
+def watch(planner: Asks, app: str, name: str, show: Show, *, sleep: Callable[[float], None] = time.sleep) -> Rollout:
     """Shows each change until the rollout has ended; its last state.
 
     Raises:

@@ -53,8 +53,12 @@ def ask(address: str) -> dict[str, Any]:
 def table(status: dict[str, Any]) -> str:
     """The fleet for people: each app's generation, replicas, what does not run as planned, the last refusals."""
     replicas = sorted(status["replicas"], key=lambda r: (r["model_name"], r["pool"], r["replica_id"]))
-    lines = [app_line(app, rollouts) for app, rollouts in sorted(status["rollouts"].items())]
-    lines += aligned(TITLES, [_row(replica) for replica in replicas], NUMBERS) if replicas else ["no replica is known to the planner"]
+    lines = [app_line(app, rollouts) for app, rollouts in sorted(status.get("rollouts", {}).items())]
+    lines += (
+        aligned(TITLES, [_row(replica) for replica in replicas], NUMBERS)
+        if replicas
+        else ["no replica is known to the planner"]
+    )
     for replica in replicas:
         lines += [f"  {replica['replica_id']}: {difference}" for difference in replica["differences"]]
         if replica["note"]:

@@ -1,5 +1,7 @@
-"""`hybrid-serve validate CONFIG`: would the running fleet hold this configuration? Every pool is planned for the devices
-that its replicas measured, and all problems are told at once. Nothing is touched."""
+"""`hybrid-serve validate CONFIG`: would the running fleet hold this configuration?
+
+Every pool is planned for the devices that its replicas measured, and all problems are told at once. Nothing is touched.
+"""
 
 import argparse
 import json
@@ -42,8 +44,9 @@ def run(arguments: argparse.Namespace) -> int:
     known = _known(arguments)
 
     from deployments.config_changes import retrained
-    from deployments.fleet_report import plan_app, table, to_json
     from deployments.generation import Problems, offer_of
+
+    from deployments.fleet_report import plan_app, table, to_json
 
     models = plan_app(config, known.devices)
     offer = offer_of(config, arguments.app, known.devices)

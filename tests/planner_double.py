@@ -1,16 +1,16 @@
-"""A planner that answers what it was given, for tests of commands without Ray."""
+"""A planner that answers what it was given, in place of a Ray that commands connect to."""
 
-
-
+from collections.abc import Callable
 from typing import Any
 
+import pytest
+import ray
 
-
-
+from deployments import rollout_requests
 
 
 class PlannerDouble:
-    """Answers by method: a value, an error to raise, or a list of these, the last of which is repeated.
+    """A planner's handle. Answers by method: a value, an error to raise, a function of the arguments, or a `Script`.
 
     `asked` are the calls: method and arguments.
     """
@@ -19,18 +19,23 @@ class PlannerDouble:
         self._answers = answers
         self.asked: list[tuple[Any, ...]] = []
 
-    def ask(self, method: str, *args: object, timeout_s: float = 30.0) -> Any:
+    def __getattr__(self, method: str) -> Any:
+        if method not in self._answers:
+            raise AttributeError(method)
+        return _Method(self, method)
+
+    def calls(self, method: str) -> list[tuple[Any, ...]]:
+        """The arguments of each call of one method."""
+        return [call[1:] for call in self.asked if call[0] == method]
+
+    def answer(self, method: str, *args: Any) -> Any:
         self.asked.append((method, *args))
         answer = self._answers[method]
         if isinstance(answer, Script):
             answer = answer.next()
         if isinstance(answer, BaseException):
             raise answer
-        return answer
-
-    def calls(self, method: str) -> list[tuple[Any, ...]]:
-        """The arguments of each call of one method."""
-        return [call[1:] for call in self.asked if call[0] == method]
+        return answer(*args) if callable(answer) else answer
 
 
 class Script:
@@ -41,6 +46,29 @@ class Script:
 
     def next(self) -> Any:
         return self._answers.pop(0) if len(self._answers) > 1 else self._answers[0]
+
+
+class _Method:
+    def __init__(self, planner: PlannerDouble, name: str) -> None:
+        self._planner, self._name = planner, name
+
+    def remote(self, *args: Any) -> Callable[[], Any]:
+        return lambda: self._planner.answer(self._name, *args)
+
+
+def stand_in(monkeypatch: pytest.MonkeyPatch, planner: PlannerDouble) -> PlannerDouble:
+    """Commands find this planner in a Ray that they are connected to."""
+    monkeypatch.setattr(ray, "is_initialized", lambda: True)
+    monkeypatch.setattr(ray, "get_actor", lambda name, namespace: planner)
+    monkeypatch.setattr(ray, "get", lambda reference, timeout=None: reference())
+    monkeypatch.setattr(rollout_requests, "planner_handle", lambda: planner)
+    return planner
+
+
+def raised_in_the_planner(error: Exception) -> BaseException:
+    """What a caller gets of it from Ray."""
+    failed: BaseException = ray.exceptions.RayTaskError("method", "Traceback ...", error).as_instanceof_cause()
+    return failed
 
 
 def rollout(phase: str, **values: Any) -> dict[str, Any]:

@@ -91,13 +91,15 @@ def test_each_gate_has_its_own_unit(values: dict[str, Any], words: str) -> None:
 
 
 def test_a_failed_gate_is_told_with_its_own_sentence_once() -> None:
-    text = "pool h20: TTFT: 0.9 s on the new generation, 0.1 s on the old one (9.00 times); the limit is at most 2 times"
+    text = (
+        "pool h20: TTFT: 0.9 s on the new generation, 0.1 s on the old one (9.00 times); the limit is at most 2 times"
+    )
     failed = rollout("rolling back", gates=[gate("failed", text=text, new=0.9, old=0.1)], failure=text)
     looks = told(rollout("baking"), failed, failed | {"phase": "reverting"}, failed | {"phase": "rolled back"})
     assert looks[1:] == [
         ["rolling back", "  pool h20: TTFT 900 ms (old 100 ms) failed", f"failed: {text}"],
         ["reverting"],
-        ["rolled back"],
+        [f"rolled back: generation 1 serves. {text}"],
     ]
 
 
