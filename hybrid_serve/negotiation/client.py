@@ -12,6 +12,7 @@ from hybrid_serve.negotiation.book import REPORT_PERIOD_S
 from hybrid_serve.negotiation.offer import PlanAnswer, ReplicaOffer
 from hybrid_serve.negotiation.planner import planner_handle
 from hybrid_serve.plan.kv_plan import EngineReport
+from hybrid_serve.rollout.wire import Order
 
 logger = logging.getLogger(__name__)
 
@@ -80,13 +81,13 @@ class Reporter:
     async def beat(self) -> bool:
         """One heartbeat, and the full report if the planner wants it. False if the planner could not be told."""
         try:
-            known = await asyncio.wait_for(
+            order: Order = await asyncio.wait_for(
                 _call("heartbeat", self._offer.replica_id, self.incarnation), DEFAULT_TIMEOUT_S
             )
         except Exception as error:
             logger.warning("planner did not take a heartbeat: %s", _first_line(error))
             return False
-        return bool(known) or await self._send()
+        return order.known or await self._send()
 
     async def _run(self) -> None:
         while True:
