@@ -12,7 +12,7 @@ from hybrid_serve.negotiation.book import REPORT_PERIOD_S
 from hybrid_serve.negotiation.offer import PlanAnswer, ReplicaOffer
 from hybrid_serve.negotiation.planner import planner_handle
 from hybrid_serve.plan.kv_plan import EngineReport
-from hybrid_serve.rollout.wire import Order
+from hybrid_serve.rollout.wire import GenerationOffer, Order
 
 logger = logging.getLogger(__name__)
 
@@ -39,6 +39,12 @@ async def negotiate(offer: ReplicaOffer, timeout_s: float = DEFAULT_TIMEOUT_S) -
         reason = f"planner unreachable: {_first_line(error)}"
     logger.warning("%s; replica %s plans for itself", reason, offer.replica_id)
     return answer_to(offer, agreement_with(offer), "local", reason)
+
+
+async def tell_deployed(offer: GenerationOffer) -> bool:
+    """Tell the planner what Ray Serve was asked to deploy. False if it could not be told; never raises because of
+    it."""
+    return await _tell("deployed", offer, timeout_s=DEFAULT_TIMEOUT_S)
 
 
 class Reporter:
