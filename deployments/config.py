@@ -156,9 +156,11 @@ class ReplicaConfig(ServedPool):
     Attributes:
         engine: `max_model_len` is a number here, as the pools agreed on it when the app was built.
         fleet: what all pools of the model declare.
+        generation: digest of the app's configuration that this is a part of; empty if nobody counts generations.
     """
 
     fleet: FleetFacts
+    generation: str = ""
 
 
 def _one_of_pool_and_pools(value: tuple[PoolConfig, ...], info: ValidationInfo) -> tuple[PoolConfig, ...]:
