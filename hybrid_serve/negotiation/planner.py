@@ -14,6 +14,7 @@ from hybrid_serve.negotiation.metrics import PlannerMetrics
 from hybrid_serve.negotiation.offer import PlanAnswer, ReplicaOffer
 from hybrid_serve.negotiation.store import MemoryStore, RayStore, Store
 from hybrid_serve.plan.kv_plan import EngineReport
+from hybrid_serve.rollout.wire import Order, ReplicaRun
 
 logger = logging.getLogger(__name__)
 
@@ -58,11 +59,11 @@ class Planner:
         if entry.differences:
             logger.error("replica %s does not run its plan: %s", offer.replica_id, "; ".join(entry.differences))
 
-    async def heartbeat(self, replica_id: str, incarnation: str) -> bool:
-        """The replica lives. False if it must report in full, since this planner does not know it (any more)."""
+    async def heartbeat(self, replica_id: str, incarnation: str, run: ReplicaRun | None = None) -> Order:
+        """The replica lives, and does this. It must report in full if this planner does not know it (any more)."""
         known = self._book.heartbeat(replica_id, incarnation)
         self._keep()
-        return known
+        return Order(known=known)
 
     async def forget(self, replica_id: str) -> None:
         """The replica has stopped."""
