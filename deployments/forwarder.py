@@ -13,7 +13,7 @@ from deployments.openai_errors import send_error
 from deployments.routing.admission import Overloaded
 from deployments.routing.need import RequestNeed
 from deployments.routing.service import ModelService
-from deployments.routing.ticket import ReplicaFull
+from deployments.routing.ticket import ReplicaDraining, ReplicaFull
 from hybrid_serve.engine.base import Receive, Scope, Send
 
 logger = logging.getLogger("ray.serve")
@@ -135,6 +135,11 @@ class Forwarder:
                 return
             except ReplicaFull:
                 service.board.refused(reservation)
+                patience_s -= now() - since
+            except ReplicaDraining:
+                service.board.draining(reservation)
+                if answer.started:
+                    raise
                 patience_s -= now() - since
             except Exception as error:
                 if not replica_failed(error):

@@ -49,9 +49,10 @@ def _counter(name: str, unit: str, meaning: str, *tags: str) -> Metric:
 PLAN_INFO = _gauge(
     "plan_info",
     "1",
-    "Always 1: the KV plan in force, and who made it (planner or local).",
+    "Always 1: the KV plan in force, who made it (planner or local), and the generation that is served.",
     "plan_id",
     "source",
+    "generation",
 )
 KV_TOKENS_PREDICTED = _gauge("kv_tokens_predicted", "tokens", "KV tokens that the plan says the engine will hold.")
 KV_TOKENS_ACTUAL = _gauge("kv_tokens_actual", "tokens", "KV tokens that the engine holds; unlike predicted is a bug.")

@@ -58,8 +58,6 @@ def run(arguments: argparse.Namespace) -> int:
         raise WrongArgumentsError("give a configuration, or --attach for the rollout that is active")
     config = load(arguments)
     options = _options(arguments, config)
-    if arguments.serve_config is not None:
-        return _write(arguments, config)
     from deployments.rollout_requests import request
 
     with connected(arguments.address) as planner:

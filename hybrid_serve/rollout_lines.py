@@ -1,6 +1,6 @@
 """A rollout in lines for people: what it is, and what has changed since it was looked at last. Pure."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 Rollout = dict[str, Any]
@@ -102,7 +102,7 @@ def _step_words(step: dict[str, Any]) -> str:
     return f"{step['pool']} {step['replica']}: {canary}{step['state']}, {generation}{reason}"
 
 
-_FIGURES = {
+_FIGURES: dict[str, Callable[[float], str]] = {
     "error rate": "{:.2%}".format,
     "TTFT": lambda seconds: f"{1000 * seconds:.3g} ms",
     "time per output token": lambda seconds: f"{1000 * seconds:.3g} ms",
