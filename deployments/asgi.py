@@ -24,11 +24,20 @@ def plain_scope(scope: Scope) -> dict[str, Any]:
     return plain
 
 
-async def run_app(app: ASGIApp, scope: dict[str, Any], body: bytes) -> AsyncGenerator[Message]:
+class AppEnded(Exception):
+    """The app was ended before it had answered."""
+
+
+async def run_app(
+    app: ASGIApp, scope: dict[str, Any], body: bytes, ended: "asyncio.Future[None] | None" = None
+) -> AsyncGenerator[Message]:
     """The messages that `app` sends, as it sends them. Nothing waits; body parts that wait already come as one.
 
     If this generator is closed or cancelled before the app is done, the app gets `http.disconnect`: for vLLM
     that aborts the request in the engine. The app's own exception is raised here.
+
+    Raises:
+        AppEnded: `ended` was done first. The app gets `http.disconnect` then too.
     """
     # 2.3: from 2.4 on Starlette does not listen for a disconnect, it waits until a send fails.
     full_scope: Scope = {"type": "http", "asgi": {"version": "3.0", "spec_version": "2.3"}, "extensions": {}, **scope}
@@ -53,11 +62,15 @@ async def run_app(app: ASGIApp, scope: dict[str, Any], body: bytes) -> AsyncGene
             sent.close()
 
     task = asyncio.ensure_future(serve())
+    if ended is not None:
+        ended.add_done_callback(sent.break_off)
     try:
         while (message := await sent.get()) is not None:
             yield message
         await task
     finally:
+        if ended is not None:
+            ended.remove_done_callback(sent.break_off)
         gone.set()
         if not task.done():
             # Not awaited here: a generator that is being closed should not wait.
@@ -70,6 +83,7 @@ class _Outbox:
     def __init__(self) -> None:
         self._messages: deque[Message] = deque()
         self._closed = False
+        self._broken_off = False
         self._changed = asyncio.Event()
 
     def put(self, message: Message) -> None:
@@ -89,9 +103,15 @@ class _Outbox:
         self._closed = True
         self._changed.set()
 
+    def break_off(self, _: object) -> None:
+        self._broken_off = True
+        self._changed.set()
+
     async def get(self) -> Message | None:
-        """The next message; None after the last."""
+        """The next message; None after the last. Raises AppEnded if it was broken off."""
         while not self._messages:
+            if self._broken_off and not self._closed:
+                raise AppEnded
             if self._closed:
                 return None
             self._changed.clear()

@@ -10,9 +10,10 @@ from typing import Any
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
-from deployments.config_fields import Section, Size, light, restart
+from deployments.config_fields import Section, Size, live, replace, replan
 from deployments.engine_options import FLEET, EngineOptions
 from deployments.pool_config import PoolConfig
+from deployments.rollout_config import RolloutConfig
 from hybrid_serve.negotiation.agreement import FleetFacts
 
 __all__ = [
@@ -28,6 +29,7 @@ __all__ = [
     "ModelConfig",
     "PoolConfig",
     "ReplicaConfig",
+    "RolloutConfig",
     "RoutingConfig",
     "ScalingConfig",
     "ServedModel",
@@ -44,13 +46,13 @@ MTP = "mtp"
 class ModelConfig(Section):
     """The pair that is served. Without a target: the shipped demo pair."""
 
-    name: str | None = restart(None, "Name clients use; default: the target as given, `demo` for the demo pair.")
-    target: str | None = restart(None, "Folder, hub id (`Qwen/Qwen3.5-35B-A3B`) or `demo:target`. Default: the demo.")
-    target_revision: str | None = restart(None, "Hub commit or branch of the target; not for folders.")
-    drafter: str | None = restart(
+    name: str | None = replace(None, "Name clients use; default: the target as given, `demo` for the demo pair.")
+    target: str | None = replan(None, "Folder, hub id (`Qwen/Qwen3.5-35B-A3B`) or `demo:target`. Default: the demo.")
+    target_revision: str | None = replan(None, "Hub commit or branch of the target; not for folders.")
+    drafter: str | None = replan(
         None, "Folder, hub id or `demo:draft`. Default: the demo's if `target` is not set either, otherwise none."
     )
-    drafter_revision: str | None = restart(None, "Hub commit or branch of the drafter; not for folders.")
+    drafter_revision: str | None = replan(None, "Hub commit or branch of the drafter; not for folders.")
 
     @model_validator(mode="before")
     @classmethod
@@ -68,56 +70,56 @@ class ModelConfig(Section):
 class Context(Section):
     """One length of request and how common it is."""
 
-    tokens: int = light(..., "Prompt and output of one request, in tokens.", ge=1)
-    weight: float = light(1.0, "How common it is, relative to the other contexts.", gt=0)
+    tokens: int = replan(..., "Prompt and output of one request, in tokens.", ge=1)
+    weight: float = replan(1.0, "How common it is, relative to the other contexts.", gt=0)
 
 
 class WorkloadConfig(Section):
     """What the replicas will be asked: plans and autoscaling are made for it."""
 
-    contexts: tuple[Context, ...] = restart((), "Request lengths with weights. Default: one of max_model_len tokens.")
+    contexts: tuple[Context, ...] = replan((), "Request lengths with weights. Default: one of max_model_len tokens.")
 
 
 class LimitsConfig(Section):
     """What the ingress lets through."""
 
-    max_body: Size = light(32 * 2**20, "Largest request body, e.g. `32MiB`; larger ones are answered 413.")
-    request_timeout_s: float = light(3600.0, "Seconds from a request's arrival to its last byte.", gt=0)
-    max_queued_requests: int = light(
+    max_body: Size = live(32 * 2**20, "Largest request body, e.g. `32MiB`; larger ones are answered 413.")
+    request_timeout_s: float = live(3600.0, "Seconds from a request's arrival to its last byte.", gt=0)
+    max_queued_requests: int = live(
         1000, "Requests of a model that wait for room, per ingress replica; further ones are answered 503.", ge=1
     )
-    max_queue_s: float = light(
+    max_queue_s: float = live(
         30.0, "Seconds that a request may wait for room, over all attempts; then it is answered 503.", gt=0
     )
-    retries: int = light(2, "Further replicas that a request is tried on while no byte of its answer is sent.", ge=0)
+    retries: int = live(2, "Further replicas that a request is tried on while no byte of its answer is sent.", ge=0)
 
 
 class RoutingConfig(Section):
     """How requests are spread over replicas."""
 
-    sticky_margin: float = light(
+    sticky_margin: float = live(
         0.25,
         "Share of a replica's KV blocks, 0 to 1: by how much more it may be in use than the emptiest one, and still be "
         "given the prompts whose beginning it has.",
         ge=0,
         le=1,
     )
-    stats_period_s: float = restart(1.0, "Seconds between two reports of a replica's KV in use.", gt=0)
+    stats_period_s: float = live(1.0, "Seconds between two reports of a replica's KV in use.", gt=0)
 
 
 class ScalingConfig(Section):
     """When replicas are added and taken away. Bounds, delays and costs are the pools'."""
 
-    utilisation: float = light(
+    utilisation: float = live(
         0.8,
         "Share of a replica's KV tokens, 0 to 1, above which another is added: a new one takes a model load.",
         gt=0,
         le=1,
     )
-    margin: float = light(
+    margin: float = live(
         0.1, "By how much `utilisation` must be undercut by the rest before a replica is taken away.", ge=0, lt=1
     )
-    start_patience_s: float = light(
+    start_patience_s: float = live(
         600.0, "Seconds without a newcomer after which missing replicas are made up for by other pools.", gt=0
     )
 
@@ -133,10 +135,10 @@ class ScalingConfig(Section):
 class IngressConfig(Section):
     """The HTTP side."""
 
-    num_replicas: int = light(1, "Ingress replicas.", ge=1)
-    num_cpus: float = restart(0.0, "CPUs that Ray reserves for each.", ge=0)
-    access_log: bool = restart(False, "Log a line per request; it costs about as much as forwarding ten chunks.")
-    max_ongoing_requests: int = light(10_000, "Requests one ingress replica forwards at once.", ge=1)
+    num_replicas: int = live(1, "Ingress replicas.", ge=1)
+    num_cpus: float = replace(0.0, "CPUs that Ray reserves for each.", ge=0)
+    access_log: bool = live(False, "Log a line per request; it costs about as much as forwarding ten chunks.")
+    max_ongoing_requests: int = live(10_000, "Requests one ingress replica forwards at once.", ge=1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -156,9 +158,11 @@ class ReplicaConfig(ServedPool):
     Attributes:
         engine: `max_model_len` is a number here, as the pools agreed on it when the app was built.
         fleet: what all pools of the model declare.
+        generation: digest of the configuration that this is a part of (`deployments.generation`); empty outside an app.
     """
 
     fleet: FleetFacts
+    generation: str = ""
 
 
 def _one_of_pool_and_pools(value: tuple[PoolConfig, ...], info: ValidationInfo) -> tuple[PoolConfig, ...]:
@@ -210,6 +214,7 @@ class AppConfig(Section):
     routing: RoutingConfig = Field(default_factory=RoutingConfig, description="How requests are spread.")
     scaling: ScalingConfig = Field(default_factory=ScalingConfig, description="When replicas come and go.")
     ingress: IngressConfig = Field(default_factory=IngressConfig, description="The HTTP side.")
+    rollout: RolloutConfig = Field(default_factory=RolloutConfig, description="How a changed configuration goes out.")
 
     _pools = field_validator("pools")(_one_of_pool_and_pools)
 

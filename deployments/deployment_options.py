@@ -1,5 +1,6 @@
 """What Ray Serve is told about each deployment: resources, placement, bounds."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -8,9 +9,10 @@ from ray.serve.config import RequestRouterConfig
 from ray.serve.schema import LoggingConfig
 
 from deployments.autoscaling.options import facts_of, ingress_autoscaling, pool_autoscaling
-from deployments.config import AppConfig
-from deployments.fleet import PlannedModel, PlannedPool
-from deployments.limits import Limits
+from deployments.config import AppConfig, ReplicaConfig
+from deployments.fleet import BoundPool
+from deployments.generation import placement_digest
+from deployments.limits import limits_of
 from deployments.pool_config import PoolConfig
 from hybrid_serve.facts.catalogue import gpu
 from hybrid_serve.negotiation.book import REPORT_PERIOD_S
@@ -18,17 +20,22 @@ from hybrid_serve.negotiation.book import REPORT_PERIOD_S
 ACCELERATOR_LABEL = "ray.io/accelerator-type"
 """Label that Ray gives each node that has an accelerator."""
 
+PLACEMENT = "HYBRID_SERVE_PLACEMENT"
+"""Environment variable of replicas: digest of what only a new replica can have."""
+
 # Ray Serve's own switches, set for our replicas only: user code and router on the replica's one event loop, so that
 # a chunk changes threads nowhere on its way.
 _ONE_LOOP = {"RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0", "RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP": "0"}
 
 
-def pool_options(planned: PlannedPool, model: PlannedModel, config: AppConfig) -> dict[str, Any]:
-    """Options of one pool's deployment, which is one of the model's."""
+def pool_options(
+    planned: BoundPool, pools: Sequence[BoundPool], config: AppConfig, generation: str = ""
+) -> dict[str, Any]:
+    """Options of one pool's deployment. `pools` are all of its model's, `generation` is the digest of all of it."""
     pool, sizing, scaling = planned.config.pool, planned.sizing, config.scaling
     return {
         "name": pool.name,
-        "ray_actor_options": actor_options(pool, planned.inputs.settings.tensor_parallel_size),
+        "ray_actor_options": pool_actor_options(planned.config),
         "max_ongoing_requests": sizing.max_ongoing_requests,
         "request_router_config": RequestRouterConfig(
             request_router_class="deployments.routing.router.CapacityRouter",
@@ -37,7 +44,7 @@ def pool_options(planned: PlannedPool, model: PlannedModel, config: AppConfig) -
         ),
         "autoscaling_config": pool_autoscaling(
             pool.name,
-            [facts_of(one, scaling.utilisation) for one in model.pools],
+            [facts_of(one, scaling.utilisation) for one in pools],
             utilisation=scaling.utilisation,
             margin=scaling.margin,
             start_patience_s=scaling.start_patience_s,
@@ -46,6 +53,7 @@ def pool_options(planned: PlannedPool, model: PlannedModel, config: AppConfig) -
             target_ongoing_requests=sizing.target_ongoing_requests,
             upscale_delay_s=pool.upscale_delay_s,
             downscale_delay_s=pool.downscale_delay_s,
+            generation=generation,
         ),
         "max_constructor_retry_count": pool.start_attempts,
         "graceful_shutdown_timeout_s": pool.graceful_shutdown_timeout_s,
@@ -53,6 +61,17 @@ def pool_options(planned: PlannedPool, model: PlannedModel, config: AppConfig) -
         "user_config": {"report_period_s": REPORT_PERIOD_S},
         "logging_config": LoggingConfig(enable_access_log=False),
     }
+
+
+def pool_actor_options(config: ReplicaConfig) -> dict[str, Any]:
+    """Resources and placement of one replica, with the digest of all that is fixed with them.
+
+    Ray Serve replaces the replicas of a pool whose digest changes, also where nothing else that it looks at does:
+    another vLLM on the nodes, say.
+    """
+    options = actor_options(config.pool, config.engine.tensor_parallel_size)
+    options["runtime_env"]["env_vars"][PLACEMENT] = placement_digest(config)
+    return options
 
 
 def actor_options(pool: PoolConfig, tensor_parallel_size: int) -> dict[str, Any]:
@@ -88,20 +107,23 @@ def label_selector(pool: PoolConfig) -> dict[str, str]:
     return {ACCELERATOR_LABEL: label or pool.accelerator_type, **pool.label_selector}
 
 
-def ingress_options(config: AppConfig) -> dict[str, Any]:
-    """Options of the ingress's deployment."""
-    limits = Limits(
-        max_body=config.limits.max_body,
-        request_timeout_s=config.limits.request_timeout_s,
-        max_queued_requests=config.limits.max_queued_requests,
-        max_queue_s=config.limits.max_queue_s,
-        retries=config.limits.retries,
-        sticky_margin=config.routing.sticky_margin,
-    )
+def ingress_options(
+    config: AppConfig, services: Mapping[str, Sequence[str]], *, check_model: bool, generation: str
+) -> dict[str, Any]:
+    """Options of the ingress's deployment. `services`: model name -> names of its pools."""
     return {
-        "ray_actor_options": {"num_cpus": config.ingress.num_cpus, "runtime_env": {"env_vars": _ONE_LOOP}},
-        "autoscaling_config": ingress_autoscaling(config.ingress.num_replicas),
+        "ray_actor_options": ingress_actor_options(config),
+        "autoscaling_config": ingress_autoscaling(config.ingress.num_replicas, generation),
         "max_ongoing_requests": config.ingress.max_ongoing_requests,
         "logging_config": LoggingConfig(enable_access_log=config.ingress.access_log),
-        "user_config": asdict(limits),
+        "user_config": {
+            "limits": asdict(limits_of(config)),
+            "services": {model: list(pools) for model, pools in services.items()},
+            "check_model": check_model,
+        },
     }
+
+
+def ingress_actor_options(config: AppConfig) -> dict[str, Any]:
+    """Resources of one ingress replica."""
+    return {"num_cpus": config.ingress.num_cpus, "runtime_env": {"env_vars": dict(_ONE_LOOP)}}

@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, ValidationInfo, field_validator
 
-from deployments.config_fields import Section, Size, one_kv_memory, restart
+from deployments.config_fields import Section, Size, one_kv_memory, replace, replan
 
 FLEET = "fleet"
 """`max_model_len` that the pools agree on: the largest that every one of them can hold."""
@@ -42,36 +42,36 @@ MaxModelLen = Annotated[int | Literal["fleet"], BeforeValidator(_length)]
 class EngineOptions(Section):
     """How each replica's vLLM engine runs."""
 
-    implementation: Literal["vllm", "fake"] = restart(
+    implementation: Literal["vllm", "fake"] = replan(
         "vllm", "`fake` answers without a model: a dry run of the cluster, and for tests."
     )
-    policy: Literal["best", "stock"] = restart(
+    policy: Literal["best", "stock"] = replan(
         "best", "`best`: the planner's KV plan; `stock`: what vLLM does unaided, for comparisons."
     )
-    num_speculative_tokens: int | None = restart(
+    num_speculative_tokens: int | None = replan(
         None,
         "K, tokens drafted per step. Default: the largest that the drafter was trained for; 0 without one.",
         ge=0,
     )
-    max_model_len: MaxModelLen = restart(
+    max_model_len: MaxModelLen = replan(
         8192,
         "Longest request, prompt and output, in tokens, the same in all pools. `fleet`: the largest that every pool "
         "holds, at most the model's own limit.",
     )
-    max_num_batched_tokens: int = restart(8192, "Tokens of one engine step.", ge=1)
-    max_num_seqs: int = restart(256, "Requests of one engine step.", ge=1)
-    prefix_caching: bool = restart(False, "Reuse the KV blocks of equal prompt beginnings.")
-    kv_dtype: Literal["auto", "bf16", "fp8"] = restart("auto", "Of the target's KV cache; `auto`: the model's.")
-    draft_kv_dtype: Literal["auto", "bf16", "fp8"] = restart("auto", "Of the drafter's KV cache; `auto`: its own.")
-    mamba_ssm_cache_dtype: Literal["auto", "float32", "float16", "bfloat16"] = restart(
+    max_num_batched_tokens: int = replan(8192, "Tokens of one engine step.", ge=1)
+    max_num_seqs: int = replan(256, "Requests of one engine step.", ge=1)
+    prefix_caching: bool = replan(False, "Reuse the KV blocks of equal prompt beginnings.")
+    kv_dtype: Literal["auto", "bf16", "fp8"] = replan("auto", "Of the target's KV cache; `auto`: the model's.")
+    draft_kv_dtype: Literal["auto", "bf16", "fp8"] = replan("auto", "Of the drafter's KV cache; `auto`: its own.")
+    mamba_ssm_cache_dtype: Literal["auto", "float32", "float16", "bfloat16"] = replan(
         "auto", "Of the recurrent states; `auto`: float32 on a CPU, which needs it, otherwise the model's choice."
     )
-    tensor_parallel_size: int = restart(1, "GPUs of one node that the layers of one replica are split over.", ge=1)
-    gpu_memory_utilization: float | None = restart(
+    tensor_parallel_size: int = replace(1, "GPUs of one node that the layers of one replica are split over.", ge=1)
+    gpu_memory_utilization: float | None = replan(
         None, "Share of GPU memory vLLM may use, 0 to 1. Default: vLLM's. Not together with `kv_memory`.", gt=0, le=1
     )
-    kv_memory: Size | None = restart(None, "Memory for the KV cache on one device, e.g. `1GiB`; needed on a CPU.")
-    vllm_args: dict[str, Any] = restart(
+    kv_memory: Size | None = replan(None, "Memory for the KV cache on one device, e.g. `1GiB`; needed on a CPU.")
+    vllm_args: dict[str, Any] = replan(
         {}, "Further vLLM engine arguments, named as in `AsyncEngineArgs`; they may not repeat a field above."
     )
 

@@ -1,13 +1,13 @@
 """The pools of one model, planned and agreed before anything is deployed: what the builder and `fleet plan` look at."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from deployments.config import ModelConfig, ReplicaConfig, ServedModel, ServedPool
 from deployments.pair import Pair, inputs_for, read_pair
 from deployments.pool_device import PoolDevice, pool_device
 from deployments.sizing import PoolSizing, guessed_sizing, size_pool
-from hybrid_serve.facts.device import DeviceKind
+from hybrid_serve.facts.device import DeviceFacts, DeviceKind
 from hybrid_serve.facts.errors import FactsError, Problem
 from hybrid_serve.negotiation.agreement import Agreement, DeclaredPool, FleetFacts, Refusal, agree, inputs_under
 from hybrid_serve.plan.decide import Decision, decide
@@ -33,17 +33,15 @@ class PoolProblem:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PlannedPool:
-    """One pool that can be deployed.
+class BoundPool:
+    """One pool as it is deployed: what follows from what its replicas are bound with, and from nothing else.
 
     Attributes:
         config: what its replicas are bound with.
-        device: what they are planned for, as far as it is known where the app is built.
         inputs: the planning problem of one replica, under the agreement.
     """
 
     config: ReplicaConfig
-    device: PoolDevice
     inputs: PlanInputs
     decision: Decision
     sizing: PoolSizing
@@ -51,6 +49,17 @@ class PlannedPool:
     @property
     def name(self) -> str:
         return self.config.pool.name
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlannedPool(BoundPool):
+    """One pool that can be deployed.
+
+    Attributes:
+        device: what it is planned for, as far as it is known where the app is built.
+    """
+
+    device: PoolDevice
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,10 +90,13 @@ class _Declared:
         return self.served.pool.name
 
 
-def plan_model(served: ServedModel) -> PlannedModel:
-    """Plan every pool and let them agree; what is wrong with any of them is in `problems`, all of it at once."""
+def plan_model(served: ServedModel, measured: Mapping[str, DeviceFacts] | None = None) -> PlannedModel:
+    """Plan every pool and let them agree; what is wrong with any of them is in `problems`, all of it at once.
+
+    `measured`: by pool, the device that its running replicas have; it counts over what is known here.
+    """
     problems: list[PoolProblem] = []
-    declared = list(_declare(served.served_pools, problems))
+    declared = list(_declare(served.served_pools, measured or {}, problems))
     facts, agreement = None, None
     while declared and agreement is None:
         facts = _facts(served, declared)
@@ -101,13 +113,15 @@ def plan_model(served: ServedModel) -> PlannedModel:
     return PlannedModel(name=served.name, agreement=agreement, pools=pools, problems=_merged(problems))
 
 
-def _declare(pools: Iterable[ServedPool], problems: list[PoolProblem]) -> Iterator[_Declared]:
+def _declare(
+    pools: Iterable[ServedPool], measured: Mapping[str, DeviceFacts], problems: list[PoolProblem]
+) -> Iterator[_Declared]:
     """Facts of every pool; the pair is read once for each kind of device, so that all pools mean one revision."""
     pairs: dict[tuple[DeviceKind, str], Pair | FactsError] = {}
     for served in pools:
         name = served.pool.name
         try:
-            device = pool_device(served.pool)
+            device = pool_device(served.pool, measured.get(name))
             key = (device.facts.kind, served.engine.mamba_ssm_cache_dtype)
             if key not in pairs:
                 read = next((pair for pair in pairs.values() if isinstance(pair, Pair)), None)
@@ -194,11 +208,23 @@ def _planned(one: _Declared, facts: FleetFacts, agreement: Agreement) -> Planned
         pool=served.pool.model_copy(update={"device": one.device.facts.kind}),
         fleet=facts,
     )
-    inputs = inputs_under(agreement, one.inputs)
-    decision = decide(inputs, served.engine.policy)
+    bound = bound_pool(config, agreement)
+    return PlannedPool(
+        config=config, device=one.device, inputs=bound.inputs, decision=bound.decision, sizing=bound.sizing
+    )
+
+
+def bound_pool(config: ReplicaConfig, agreement: Agreement) -> BoundPool:
+    """One pool from what its replicas are bound with and what its model's pools agreed on. Pure: no file or device is
+    looked at, so a generation that was planned once is the same pool wherever it is deployed from.
+    """
+    declared = config.fleet.pool(config.pool.name)
+    assert declared is not None, f"pool {config.pool.name} is one of its fleet's"
+    inputs = inputs_under(agreement, declared.inputs)
+    decision = decide(inputs, config.engine.policy)
     plan = decision.plan
-    sizing = guessed_sizing(inputs, served.pool) if plan is None else size_pool(plan, inputs, served.pool)
-    return PlannedPool(config=config, device=one.device, inputs=inputs, decision=decision, sizing=sizing)
+    sizing = guessed_sizing(inputs, config.pool) if plan is None else size_pool(plan, inputs, config.pool)
+    return BoundPool(config=config, inputs=inputs, decision=decision, sizing=sizing)
 
 
 def _pinned(model: ModelConfig, pair: Pair) -> ModelConfig:

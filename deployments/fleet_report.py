@@ -1,12 +1,13 @@
 """The plan of each pool as `hybrid-serve fleet plan` shows it: a table, or plain values for tools."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
 from deployments.config import FLEET, AppConfig, ServedModel
 from deployments.deployment_options import ACCELERATOR_LABEL
 from deployments.fleet import PlannedModel, PlannedPool, plan_model
+from hybrid_serve.facts.device import DeviceFacts
 from hybrid_serve.plan.verdict import Impossible
 from hybrid_serve.plan.workload import mean_concurrency
 from hybrid_serve.plan_table import workload_words
@@ -15,9 +16,9 @@ from hybrid_serve.sizes import format_size
 MILLION = 1_000_000
 
 
-def plan_app(config: AppConfig) -> tuple[PlannedModel, ...]:
-    """Every model of an app, planned as the builder does; nothing is started."""
-    return tuple(plan_model(served) for served in config.served)
+def plan_app(config: AppConfig, measured: Mapping[str, DeviceFacts] | None = None) -> tuple[PlannedModel, ...]:
+    """Every model of an app, planned as the builder does; nothing is started. `measured`: devices by pool."""
+    return tuple(plan_model(served, measured) for served in config.served)
 
 
 def refused(models: Sequence[PlannedModel]) -> bool:

@@ -13,7 +13,7 @@ from deployments.openai_errors import send_error
 from deployments.routing.admission import Overloaded
 from deployments.routing.need import RequestNeed
 from deployments.routing.service import ModelService
-from deployments.routing.ticket import ReplicaFull
+from deployments.routing.ticket import ReplicaDraining, ReplicaFull
 from hybrid_serve.engine.base import Receive, Scope, Send
 
 logger = logging.getLogger("ray.serve")
@@ -29,6 +29,7 @@ class Forwarder:
     event in a stream, otherwise a broken connection), /health, and /v1/models where there are several.
 
     Attributes:
+        check_model: False leaves names that are not served to the first model's vLLM.
         max_body: bytes of the largest request body.
         request_timeout_s: seconds from a request's arrival to its last byte.
         retries: further replicas that a request is given to if one fails before the first byte of its answer.
@@ -41,15 +42,18 @@ class Forwarder:
         check_model: bool = True,
         on_rejected: Callable[[str], None] = lambda reason: None,
     ) -> None:
-        """`check_model=False` leaves names that are not in `services` to the first one's vLLM. `on_rejected` is told
-        the reason of each 503: `full` or `no_replica`."""
-        self._services = dict(services)
-        self._first = next(iter(self._services.values()))
-        self._check_model = check_model
+        """`on_rejected` is told the reason of each 503: `full` or `no_replica`."""
+        self.serve(services)
+        self.check_model = check_model
         self._on_rejected = on_rejected
         self.max_body = 32 * 2**20
         self.request_timeout_s = 3600.0
         self.retries = RETRIES
+
+    def serve(self, services: Mapping[str, ModelService]) -> None:
+        """These models are served from now on; requests that are on their way end where they are."""
+        self._services = dict(services)
+        self._first = next(iter(self._services.values()))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -82,7 +86,7 @@ class Forwarder:
         name = request.get("model") if isinstance(request, dict) else None
         name = name if isinstance(name, str) and name else None
         service = self._first if name is None else self._services.get(name)
-        if service is None and not self._check_model:
+        if service is None and not self.check_model:
             service = self._first
         if service is None:
             await send_error(send, f"The model `{name}` does not exist.", "NotFoundError", 404, param="model")
@@ -131,6 +135,11 @@ class Forwarder:
                 return
             except ReplicaFull:
                 service.board.refused(reservation)
+                patience_s -= now() - since
+            except ReplicaDraining:
+                service.board.draining(reservation)
+                if answer.started:
+                    raise
                 patience_s -= now() - since
             except Exception as error:
                 if not replica_failed(error):

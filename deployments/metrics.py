@@ -32,11 +32,11 @@ class ReplicaMetrics:
             *(metric for metric in metrics.ALL if metric.kind == "gauge"),
         )
 
-    def show_plan(self, plan: KVPlan | None, source: str, report: EngineReport | None) -> None:
+    def show_plan(self, plan: KVPlan | None, source: str, report: EngineReport | None, generation: str) -> None:
         """The plan in force, and what the engine got. Without a plan or a report that part is left out."""
         gauges = self._gauges
         if plan is not None:
-            gauges.set(metrics.PLAN_INFO, 1, plan_id=plan.plan_id, source=source)
+            gauges.set(metrics.PLAN_INFO, 1, plan_id=plan.plan_id, source=source, generation=generation)
             gauges.set(metrics.KV_TOKENS_PREDICTED, plan.kv_tokens)
             gauges.set(metrics.KV_GROUPS, len(plan.groups))
         if report is not None:

@@ -9,7 +9,7 @@ from typing import Any
 from deployments.answer import last_line
 from deployments.routing.need import NO_KV
 from deployments.routing.service import ModelService
-from deployments.routing.ticket import ReplicaFull
+from deployments.routing.ticket import ReplicaDraining, ReplicaFull
 from hybrid_serve.engine.base import Send
 
 logger = logging.getLogger("ray.serve")
@@ -40,6 +40,9 @@ async def _cards(service: ModelService, scope: dict[str, Any]) -> list[dict[str,
         except ReplicaFull as error:
             logger.warning("model %s: no replica told its card: %s", service.name, last_line(error))
             service.board.refused(reservation)
+        except ReplicaDraining as error:
+            logger.warning("model %s: no replica told its card: %s", service.name, last_line(error))
+            service.board.draining(reservation)
         except Exception as error:
             logger.warning("model %s: no replica told its card: %s", service.name, last_line(error))
         finally:

@@ -5,7 +5,7 @@ from typing import Any, Literal
 from pydantic import ValidationInfo, field_validator
 from ray._private.label_utils import validate_label_selector
 
-from deployments.config_fields import Section, Size, light, one_kv_memory, restart
+from deployments.config_fields import Section, Size, live, one_kv_memory, replace, replan
 from deployments.engine_options import EngineOptions
 from hybrid_serve.facts.capabilities import DEFAULT_VLLM
 
@@ -22,59 +22,59 @@ INGRESS = "ingress"
 class PoolConfig(Section):
     """Replicas of one GPU kind."""
 
-    name: str = restart("default", "Name of the pool; also of its Ray Serve deployment.", pattern=r"^[A-Za-z0-9_.-]+$")
-    device: Literal["auto", "cuda", "cpu"] = restart("auto", "`auto`: cuda if the building machine has a GPU.")
-    num_cpus: float = restart(1.0, "CPUs that Ray reserves for each replica.", ge=0)
-    num_gpus: float | None = restart(
+    name: str = replace("default", "Name of the pool; also of its Ray Serve deployment.", pattern=r"^[A-Za-z0-9_.-]+$")
+    device: Literal["auto", "cuda", "cpu"] = replace("auto", "`auto`: cuda if the building machine has a GPU.")
+    num_cpus: float = replace(1.0, "CPUs that Ray reserves for each replica.", ge=0)
+    num_gpus: float | None = replace(
         None, "GPUs that Ray reserves for each replica. Default: tensor_parallel_size on cuda, 0 on a CPU.", ge=0
     )
-    accelerator_type: str | None = restart(
+    accelerator_type: str | None = replace(
         None,
         "GPU kind that replicas need, e.g. `H200`: planned for its memory, placed by Ray's label "
         "`ray.io/accelerator-type`. Default: any GPU.",
     )
-    label_selector: dict[str, str] = restart(
+    label_selector: dict[str, str] = replace(
         {}, "Ray node labels that replicas need; they win over the label that `accelerator_type` stands for."
     )
-    resources: dict[str, float] = restart({}, "Further Ray resources that each replica reserves.")
-    env: dict[str, str] = restart({}, "Environment variables of the replicas.")
-    image_uri: str | None = restart(
+    resources: dict[str, float] = replace({}, "Further Ray resources that each replica reserves.")
+    env: dict[str, str] = replace({}, "Environment variables of the replicas.")
+    image_uri: str | None = replace(
         None, "Container image that replicas run in (Ray's `image_uri`, with podman). Default: the node's environment."
     )
-    vllm: str | None = restart(
+    vllm: str | None = replace(
         None, "vLLM version of the image or the nodes, which the plan is for. Default: the one this package pins."
     )
-    tensor_parallel_size: int | None = restart(None, "Instead of the engine's, in this pool.", ge=1)
-    gpu_memory_utilization: float | None = restart(None, "Instead of the engine's, in this pool.", gt=0, le=1)
-    kv_memory: Size | None = restart(None, "Instead of the engine's, in this pool.")
-    engine: dict[str, Any] = restart(
+    tensor_parallel_size: int | None = replace(None, "Instead of the engine's, in this pool.", ge=1)
+    gpu_memory_utilization: float | None = replan(None, "Instead of the engine's, in this pool.", gt=0, le=1)
+    kv_memory: Size | None = replan(None, "Instead of the engine's, in this pool.")
+    engine: dict[str, Any] = replan(
         {}, "Engine options that differ in this pool; `vllm_args` are added to the engine's."
     )
-    cost: float = light(
+    cost: float = live(
         1.0, "What one replica costs an hour, relative to the other pools: autoscaling adds the cheapest first.", gt=0
     )
-    min_replicas: int = light(1, "Replicas without load.", ge=0)
-    max_replicas: int = light(1, "Replicas under load.", ge=1)
-    target_ongoing_requests: float | None = light(
+    min_replicas: int = live(1, "Replicas without load.", ge=0)
+    max_replicas: int = live(1, "Replicas under load.", ge=1)
+    target_ongoing_requests: float | None = live(
         None,
         "Requests per replica that autoscaling aims at where they run out before KV memory does. Default: "
         "`scaling.utilisation` of what it is given at once: max_num_seqs, or max_ongoing_requests less 8.",
         gt=0,
     )
-    max_ongoing_requests: int | None = light(
+    max_ongoing_requests: int | None = live(
         None,
         "Requests a replica holds at once, 8 of them without KV memory (/v1/models, ...). Default: the engine's "
         "max_num_seqs and a quarter more, plus 8.",
         ge=1,
     )
-    upscale_delay_s: float = light(10.0, "Seconds of high load before a replica is added.", ge=0)
-    downscale_delay_s: float = light(300.0, "Seconds of low load before a replica is removed.", ge=0)
-    start_attempts: int = light(2, "Times a replica is tried before the deployment is called failed.", ge=1)
-    graceful_shutdown_timeout_s: float = light(60.0, "Seconds that running requests get when a replica stops.", ge=0)
-    health_check_period_s: float = light(
+    upscale_delay_s: float = live(10.0, "Seconds of high load before a replica is added.", ge=0)
+    downscale_delay_s: float = live(300.0, "Seconds of low load before a replica is removed.", ge=0)
+    start_attempts: int = live(2, "Times a replica is tried before the deployment is called failed.", ge=1)
+    graceful_shutdown_timeout_s: float = live(60.0, "Seconds that running requests get when a replica stops.", ge=0)
+    health_check_period_s: float = live(
         5.0, "Seconds between looks at a replica's engine; one that fails three times is replaced.", gt=0
     )
-    negotiation_timeout_s: float = restart(15.0, "Seconds a replica waits for the planner; then it plans alone.", gt=0)
+    negotiation_timeout_s: float = live(15.0, "Seconds a replica waits for the planner; then it plans alone.", gt=0)
 
     @field_validator("name")
     @classmethod

@@ -19,12 +19,17 @@ class PoolDevice(NamedTuple):
     known: bool
 
 
-def pool_device(pool: PoolConfig) -> PoolDevice:
+def pool_device(pool: PoolConfig, measured: DeviceFacts | None = None) -> PoolDevice:
     """What to plan a pool for.
+
+    `measured`: by a running replica of the pool. It counts over what is known here, unless the pool is to have another
+    kind of device from now on.
 
     Raises:
         FactsError: a GPU kind that is not in the catalogue.
     """
+    if measured is not None and _is_of(pool, measured):
+        return PoolDevice(measured, True)
     if pool.accelerator_type is not None:
         return PoolDevice(gpu(pool.accelerator_type), True)
     if pool.device != "cuda":
@@ -33,3 +38,9 @@ def pool_device(pool: PoolConfig) -> PoolDevice:
         return PoolDevice(measure_device("cuda"), True)
     except FactsError:
         return PoolDevice(gpu(GUESS), False)
+
+
+def _is_of(pool: PoolConfig, measured: DeviceFacts) -> bool:
+    if pool.device not in ("auto", measured.kind):
+        return False
+    return pool.accelerator_type is None or gpu(pool.accelerator_type).name == measured.name

@@ -49,9 +49,10 @@ def _counter(name: str, unit: str, meaning: str, *tags: str) -> Metric:
 PLAN_INFO = _gauge(
     "plan_info",
     "1",
-    "Always 1: the KV plan in force, and who made it (planner or local).",
+    "Always 1: the KV plan in force, who made it (planner or local), and the generation that is served.",
     "plan_id",
     "source",
+    "generation",
 )
 KV_TOKENS_PREDICTED = _gauge("kv_tokens_predicted", "tokens", "KV tokens that the plan says the engine will hold.")
 KV_TOKENS_ACTUAL = _gauge("kv_tokens_actual", "tokens", "KV tokens that the engine holds; unlike predicted is a bug.")
@@ -80,6 +81,15 @@ REJECTED = _counter(
 )
 PLAN_REJECTIONS = _counter("plan_rejections", "offers", "Offers of replicas that got no plan.", "model", "pool")
 PLANNER_STARTS = _counter("planner_starts", "starts", "Starts of the planner; each above the first is a restart.")
+GENERATION = Metric(
+    name="hybrid_serve_generation",
+    kind="gauge",
+    unit="number",
+    meaning="The generation that every replica of the app is to run.",
+    tags=("app",),
+)
+ROLLOUTS = _counter("rollouts", "rollouts", "Rollouts that ended: done, rolled back, superseded.", "app", "result")
+GATE_FAILURES = _counter("gate_failures", "failures", "Gates that turned a rollout back.", "app", "pool", "gate")
 
 ALL = (
     PLAN_INFO,
@@ -97,6 +107,9 @@ ALL = (
     REJECTED,
     PLAN_REJECTIONS,
     PLANNER_STARTS,
+    GENERATION,
+    ROLLOUTS,
+    GATE_FAILURES,
 )
 
 

@@ -8,7 +8,7 @@ from ray.serve.config import AutoscalingConfig, AutoscalingPolicy
 
 from deployments.autoscaling.facts import PoolFacts
 from deployments.autoscaling.policy import IngressPolicy, PoolPolicy
-from deployments.fleet import PlannedPool
+from deployments.fleet import BoundPool
 from deployments.routing.limit import most_sequences
 from hybrid_serve.plan.search import contexts_of
 
@@ -19,7 +19,7 @@ WINDOW_S = 6.0
 """Seconds of points that a report holds. Policies read the newest alone."""
 
 
-def facts_of(planned: PlannedPool, utilisation: float) -> PoolFacts:
+def facts_of(planned: BoundPool, utilisation: float) -> PoolFacts:
     """What the controller needs to know of a pool."""
     inputs, pool = planned.inputs, planned.config.pool
     most: float = most_sequences(inputs.settings.max_num_seqs, planned.sizing.max_ongoing_requests)
@@ -45,15 +45,18 @@ def pool_autoscaling(
     utilisation: float,
     margin: float,
     start_patience_s: float,
+    generation: str = "",
     **options: Any,
 ) -> AutoscalingConfig:
     """For the deployment of pool `name`; `facts` of all pools of its model.
 
+    `generation`: see `deployments.autoscaling.policy`.
     `options`: min_replicas, max_replicas, upscale_delay_s, downscale_delay_s, ... of AutoscalingConfig.
     """
     policy = AutoscalingPolicy(
         policy_function=PoolPolicy,
         policy_kwargs={
+            "generation": generation,
             "pool": name,
             "pools": [one.to_json() for one in facts],
             "utilisation": utilisation,
@@ -64,9 +67,9 @@ def pool_autoscaling(
     return _config(policy, **options)
 
 
-def ingress_autoscaling(num_replicas: int) -> AutoscalingConfig:
+def ingress_autoscaling(num_replicas: int, generation: str = "") -> AutoscalingConfig:
     """For the ingress: always `num_replicas`, but with figures and with a policy that reads them."""
-    policy = AutoscalingPolicy(policy_function=IngressPolicy)
+    policy = AutoscalingPolicy(policy_function=IngressPolicy, policy_kwargs={"generation": generation})
     return _config(policy, min_replicas=num_replicas, max_replicas=num_replicas)
 
 

@@ -4,6 +4,10 @@ Ray Serve pickles a policy with this module by value into its controller. What i
 `deployments.autoscaling.shared`, so the package must be installed where the controller runs. Ray Serve applies the
 bounds and the upscale and downscale delays around what a policy answers. An exception here would stop the
 controller's loop for every app, so none leaves.
+
+Each policy is told the digest of the generation that its deployment belongs to. No decision depends on it: Ray Serve
+2.60 takes new arguments of a deployment's replicas only if it sees another version or other options
+(`DeploymentState.deploy`), and this option is the one that differs without any replica being touched.
 """
 
 import logging
@@ -30,6 +34,7 @@ class PoolPolicy:
         utilisation: float = decide.UTILISATION,
         margin: float = decide.MARGIN,
         start_patience_s: float = 600.0,
+        generation: str = "",
     ) -> None:
         """`pools` are `PoolFacts.to_json()` of all pools of the model that `pool` serves, itself included."""
         self._pool = pool
@@ -92,6 +97,9 @@ class PoolPolicy:
 
 class IngressPolicy:
     """Leaves the ingress as it is, and keeps what its replicas tell of requests that wait."""
+
+    def __init__(self, generation: str = "") -> None:
+        pass
 
     def __call__(self, ctx: AutoscalingContext) -> tuple[int, dict[str, Any]]:
         try:

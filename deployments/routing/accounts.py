@@ -1,9 +1,10 @@
 """A replica's side of routing: which ingress holds what here, and what requests turned out to need."""
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 from deployments.routing.facts import ReplicaLoad
 from deployments.routing.ticket import Ticket
@@ -24,9 +25,17 @@ class _Held:
 
 
 class Accounts:
-    """Reservations on this replica by ingress, and its reports. One event loop owns it."""
+    """Reservations on this replica by ingress, and its reports. One event loop owns it.
+
+    Attributes:
+        requests, errors: requests that generate, since the engine's start: answered to the end, and answered 500 or
+            above or broken off by an error. A client that went away is neither, nor is what was left to another
+            replica.
+    """
 
     def __init__(self) -> None:
+        self.requests = 0
+        self.errors = 0
         self._held: dict[str, _Held] = {}
         self._sizes: Counter[int] = Counter()
         self._reports = 0
@@ -61,6 +70,22 @@ class Accounts:
         elif ticket.sequences or ticket.prompt_bytes:
             self._measured.request(ticket.prompt_bytes)
 
+    def ended(self, ticket: Ticket | None, *, failed: bool) -> None:
+        """An answer came to its end, or to an error."""
+        if ticket is not None and not ticket.sequences:
+            return
+        if failed:
+            self.errors += 1
+        else:
+            self.requests += 1
+
+    def engine_ended(self, stats: EngineStats | None) -> None:
+        """The engine ends with these totals (None: nothing is known of them); the next one begins at 0."""
+        if stats is not None:
+            self._measured.take(stats)
+        self._measured.restart()
+        self.requests = self.errors = 0
+
     @property
     def reserved(self) -> dict[str, tuple[int, int]]:
         """Ingress id -> (blocks, sequences)."""
@@ -71,13 +96,21 @@ class Accounts:
         """Of one sequence among the reservations; 0 without any."""
         return max(self._sizes, default=0)
 
-    def report(self, stats: EngineStats, *, healthy: bool) -> ReplicaLoad:
-        """The next report to routers."""
+    def report(
+        self,
+        stats: EngineStats,
+        *,
+        healthy: bool,
+        draining: bool = False,
+        facts: Mapping[str, Any] | None = None,
+    ) -> ReplicaLoad:
+        """The next report to routers; see `ReplicaLoad`."""
         self._reports += 1
         self._measured.take(stats)
         return ReplicaLoad(
             sequence=self._reports,
             healthy=healthy,
+            draining=draining,
             kv_usage=stats.kv_usage,
             running=stats.running,
             waiting=stats.waiting,
@@ -86,6 +119,7 @@ class Accounts:
             bytes_per_token=self._measured.bytes_per_token,
             mean_output_tokens=self._measured.mean_output_tokens,
             measured_requests=int(self._measured.requests),
+            facts=facts,
         )
 
 
@@ -108,6 +142,11 @@ class Measurements:
         """A request was answered; 0 bytes: its prompt's text is not known."""
         self._period_bytes += text_bytes
         self._only_text &= text_bytes > 0
+
+    def restart(self) -> None:
+        """Another engine begins, whose totals are 0."""
+        self._before = (0, 0, 0)
+        self._period_bytes, self._only_text = 0, True
 
     def take(self, stats: EngineStats) -> None:
         """The engine's totals now: ends a period."""

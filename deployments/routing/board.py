@@ -21,7 +21,7 @@ SUSPECT_LONGEST_S = 30.0
 """A suspect is tried again after this time even without a report: if the controller is away, no replica's arrive."""
 
 FULL_LONGEST_S = 5.0
-"""A full replica is tried again after this time even if nobody says that it has room."""
+"""A full or draining replica is tried again after this time even if nobody says that it takes requests."""
 
 PRIOR_REQUESTS = 8
 """The start values of the estimates count as much as so many measured requests."""
@@ -121,9 +121,14 @@ class Board:
                 entry.own_sequences = sum(held.sequences for held in mine)
                 entry.own_passing = sum(not held.sequences for held in mine)
                 self._tell_of_replica(name, None)
+            if entry.facts != known.facts:
+                entry.take_facts(known.facts)
+                self._prefixes.forget(name)
             reported = entry.take(known.load, known.limit, self.ingress_id)
             if reported and entry.suspect_since is not None and now - entry.suspect_since >= self.suspect_s:
                 entry.suspect_since = None
+            if reported and entry.draining_since is not None and now - entry.draining_since >= self.suspect_s:
+                entry.draining_since = None
         self._estimate()
         self._tell(0)
 
@@ -229,6 +234,17 @@ class Board:
         self._tell(0)
         return True
 
+    def draining(self, reservation: Reservation) -> bool:
+        """As `release`, of a request that its replica refused since it is about to run another engine: until that
+        reports otherwise, it gets nothing."""
+        entry = self._entries.get(reservation.replica_id)
+        if entry is not None:
+            entry.draining_since = self._clock()
+        if not self._give_back(reservation, full_since=None):
+            return False
+        self._tell(0)
+        return True
+
     def _give_back(self, reservation: Reservation, full_since: float | None) -> bool:
         if self._reservations.pop(reservation.number, None) is None:
             return False
@@ -249,8 +265,13 @@ class Board:
             on_replica(name, drain_s)
 
     def _serves(self, entry: Entry) -> bool:
-        since = entry.suspect_since
-        return entry.load.healthy and (since is None or self._clock() - since >= SUSPECT_LONGEST_S)
+        since, draining = entry.suspect_since, entry.draining_since
+        return (
+            entry.load.healthy
+            and not entry.load.draining
+            and (since is None or self._clock() - since >= SUSPECT_LONGEST_S)
+            and (draining is None or self._clock() - draining >= FULL_LONGEST_S)
+        )
 
     def _takes(self, entry: Entry) -> bool:
         full = entry.full_since is not None and self._clock() - entry.full_since < FULL_LONGEST_S

@@ -19,6 +19,9 @@ class Entry:
         suspect_since: when it failed a request, on the board's clock; None if it has reported since.
         full_since: when Ray Serve refused it a request for having too many, on the board's clock; None if it has
             reported, or a request on it has ended, since.
+        draining_since: when it refused a request for being about to run another engine, on the board's clock; None if
+            it has reported since that it takes some.
+        most_blocks: that it had at any time.
     """
 
     name: str
@@ -35,6 +38,11 @@ class Entry:
     excess_sequences: int = 0
     suspect_since: float | None = None
     full_since: float | None = None
+    draining_since: float | None = None
+    most_blocks: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.most_blocks = self.facts.num_blocks
 
     def take(self, load: ReplicaLoad, limit: int, ingress_id: str) -> bool:
         """A report; answers whether it is a new one. One that is not changes nothing but `limit`."""
@@ -52,6 +60,12 @@ class Entry:
         self.excess_blocks = max(0, round(load.kv_usage * self.facts.num_blocks) - blocks)
         self.excess_sequences = max(0, load.running + load.waiting - sequences)
         return True
+
+    def take_facts(self, facts: ReplicaFacts) -> None:
+        """Those of another engine, which came before the next report. What is reserved is still due to its requests."""
+        self.facts = facts
+        self.most_blocks = max(self.most_blocks, facts.num_blocks)
+        self.excess_blocks = self.excess_sequences = 0
 
     @property
     def used_blocks(self) -> int:
@@ -98,9 +112,7 @@ class Entry:
         return blocks <= self.free_blocks and used + sequences <= self.most_sequences
 
     def check_integrity(self) -> None:
-        """Raises AssertionError if this ingress alone reserved more than the replica has."""
-        assert 0 <= self.own_blocks <= self.facts.num_blocks, (
-            f"{self.name}: {self.own_blocks} of {self.facts.num_blocks}"
-        )
+        """Raises AssertionError if this ingress alone reserved more than the replica has, or had before it changed."""
+        assert 0 <= self.own_blocks <= self.most_blocks, f"{self.name}: {self.own_blocks} of {self.most_blocks}"
         assert min(self.own_sequences, self.own_passing) >= 0, f"{self.name}: {self}"
         assert min(self.others_blocks, self.others_sequences, self.excess_blocks, self.excess_sequences) >= 0, f"{self}"

@@ -1,4 +1,4 @@
-"""What a replica publishes for routers: `ReplicaFacts` once, when it is ready, and `ReplicaLoad` again and again."""
+"""What a replica publishes for routers: `ReplicaFacts` when it is ready, `ReplicaLoad` again and again."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ Shape = tuple[int, tuple[tuple[int, int, int], ...], int]
 
 @dataclass(frozen=True, kw_only=True)
 class ReplicaFacts:
-    """What does not change while a replica runs.
+    """What does not change while a replica runs one engine.
 
     Attributes:
         plan_id: of its KV plan; for people.
@@ -93,17 +93,21 @@ class ReplicaLoad:
 
     Attributes:
         sequence: grows with every report; 0 before the first.
-        healthy: its engine runs.
+        healthy: its engine runs, or is about to be replaced by another.
+        draining: it takes no requests, since it is about to run another engine.
         kv_usage: share of the KV blocks in use, 0 to 1.
         running, waiting: requests in the engine.
         preemptions: requests that the engine had to put back for want of blocks, since start.
         reserved: ingress id -> (blocks, sequences) of its requests that are on this replica.
         bytes_per_token: bytes of a prompt's text per token, as measured over `measured_requests`.
         mean_output_tokens: output of a finished request, as measured over `measured_requests`.
+        facts: `ReplicaFacts.to_metadata()` if they are not those of its start, which are all that Ray Serve knows; some
+            kilobytes, so None otherwise.
     """
 
     sequence: int = 0
     healthy: bool = True
+    draining: bool = False
     kv_usage: float = 0.0
     running: int = 0
     waiting: int = 0
@@ -112,10 +116,14 @@ class ReplicaLoad:
     bytes_per_token: float | None = None
     mean_output_tokens: float | None = None
     measured_requests: int = 0
+    facts: Mapping[str, Any] | None = None
 
     def to_stats(self) -> dict[str, Any]:
         """Plain values, for Ray Serve's `record_routing_stats`."""
-        return {**vars(self), "reserved": {ingress: list(held) for ingress, held in self.reserved.items()}}
+        stats = {**vars(self), "reserved": {ingress: list(held) for ingress, held in self.reserved.items()}}
+        if self.facts is None:
+            del stats["facts"]
+        return stats
 
     @classmethod
     def from_stats(cls, stats: Mapping[str, Any]) -> "ReplicaLoad":

@@ -71,6 +71,16 @@ class PrefixIndex:
         while len(self._holders) > self._most:
             self._holders.popitem(last=False)
 
+    def forget(self, replica_id: str) -> None:
+        """The replica has seen nothing: it runs another engine. Looks at every beginning."""
+        for chunk, holders in list(self._holders.items()):
+            if replica_id in holders:
+                others = tuple(other for other in holders if other != replica_id)
+                if others:
+                    self._holders[chunk] = others
+                else:
+                    del self._holders[chunk]
+
     def check_integrity(self) -> None:
         """Raises AssertionError if the index outgrew its bound or holds a replica twice."""
         assert len(self._holders) <= self._most, f"{len(self._holders)} beginnings, at most {self._most} allowed"

@@ -1,7 +1,7 @@
 """Ray Serve's request router for a pool: it feeds the board, and sends each request to the replica on its ticket."""
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ray.serve._private.common import ReplicaID
@@ -30,6 +30,7 @@ class CapacityRouter(RequestRouter):
         """`model`: name of the model whose replicas these are."""
         self._board: Board = board_of(self._deployment_id.app_name, model)
         self._facts: dict[str, ReplicaFacts | None] = {}
+        self._later_facts: dict[str, tuple[Mapping[str, Any], ReplicaFacts]] = {}
         self._by_name: dict[str, RunningReplica] = {}
         self._out_of_reach: set[ReplicaID] = set()
 
@@ -55,11 +56,13 @@ class CapacityRouter(RequestRouter):
         self._out_of_reach &= self._replicas.keys()
         self._by_name = {replica_id.unique_id: replica for replica_id, replica in self._replicas.items()}
         self._facts = {name: self._facts_of(name, replica) for name, replica in self._by_name.items()}
+        self._later_facts = {name: told for name, told in self._later_facts.items() if name in self._by_name}
         known = {}
         for name, facts in self._facts.items():
             if facts is not None:
                 replica = self._by_name[name]
-                known[name] = Known(facts, _load_of(name, replica), replica.max_ongoing_requests)
+                load = _load_of(name, replica)
+                known[name] = Known(self._newest_facts(name, facts, load), load, replica.max_ongoing_requests)
         self._board.update(self._deployment_id.name, known)
 
     def _facts_of(self, name: str, replica: RunningReplica) -> ReplicaFacts | None:
@@ -70,6 +73,19 @@ class CapacityRouter(RequestRouter):
         except ValueError as error:
             logger.error("replica %s gets no requests: %s", name, error)
             return None
+
+    def _newest_facts(self, name: str, at_start: ReplicaFacts, load: ReplicaLoad) -> ReplicaFacts:
+        """Ray Serve asks for a replica's metadata once; what changed since comes with its load."""
+        if load.facts is None:
+            return at_start
+        told = self._later_facts.get(name)
+        if told is None or told[0] != load.facts:
+            try:
+                told = self._later_facts[name] = (load.facts, ReplicaFacts.from_metadata(load.facts))
+            except ValueError as error:
+                logger.error("replica %s: %s", name, error)
+                return at_start if told is None else told[1]
+        return told[1]
 
     async def _choose_replica_for_request(
         self, pending_request: PendingRequest, *, is_retry: bool = False

@@ -1,5 +1,6 @@
 """One model as the ingress serves it: its board, its queue, and a way to each pool."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from deployments.routing.admission import Admission
@@ -18,7 +19,16 @@ class ModelService:
         self.board = board
         self.admission = Admission(board)
         self.in_flight = InFlight(board)
-        self._pools = pools
+        self._pools = dict(pools)
+
+    @property
+    def pools(self) -> tuple[str, ...]:
+        """Names of the pools that requests may go to."""
+        return tuple(self._pools)
+
+    def add_pools(self, pools: Mapping[str, Any]) -> None:
+        """Further ways, as in the constructor. None is ever closed: a pool that is gone has no replica on the board."""
+        self._pools |= pools
 
     def need(self, method: str, path: str, body: Any) -> RequestNeed:
         """Of a request; `body` parsed, None if it is no JSON."""

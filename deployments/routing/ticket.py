@@ -11,6 +11,10 @@ class ReplicaFull(ReplicaUnavailable):
     """The chosen replica holds as many requests as Ray Serve lets it; nothing is wrong with it."""
 
 
+class ReplicaDraining(ReplicaUnavailable):
+    """The chosen replica takes no requests until it runs another engine; nothing is wrong with it."""
+
+
 @dataclass(frozen=True)
 class Ticket:
     """A request's place on one replica.

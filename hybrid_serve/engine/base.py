@@ -58,6 +58,9 @@ class EngineStats:
         prompt_tokens, generation_tokens: processed since start.
         finished_requests: since start; `finished_prompt_tokens` and `finished_generation_tokens` are theirs.
         prefix_queries, prefix_hits: prompt tokens looked up in the prefix cache and found there, since start.
+        ttft_count, ttft_sum_s: first tokens since start, and the seconds from a request's arrival to each.
+        tpot_count, tpot_sum_s: finished requests of two or more output tokens since start, and of each the mean seconds
+            per token after the first.
     """
 
     running: int
@@ -75,6 +78,10 @@ class EngineStats:
     finished_generation_tokens: int = 0
     prefix_queries: int = 0
     prefix_hits: int = 0
+    ttft_count: int = 0
+    ttft_sum_s: float = 0.0
+    tpot_count: int = 0
+    tpot_sum_s: float = 0.0
 
     @property
     def mean_acceptance_length(self) -> float | None:
@@ -84,11 +91,14 @@ class EngineStats:
 class Engine(Protocol):
     """One engine that runs one plan.
 
-    Life: `start` once, then `app` serves, then `stop` once (stopping an engine that never started is safe).
+    Life: `start` once, then `app` serves, then `stop` once (stopping an engine that never started is safe). Another one
+    may be started in the same process once `stop` has returned.
     """
 
     async def start(self, config: EngineConfig) -> EngineReport:
         """Load weights, apply the plan, verify it in every process, and answer what the engine got.
+
+        The event loop is free meanwhile. If this is cancelled, nothing is left running.
 
         Raises:
             EngineStartError: the engine did not start, or the plan is not in force in every process.
@@ -114,5 +124,8 @@ class Engine(Protocol):
         ...
 
     async def stop(self) -> None:
-        """End the engine's processes; afterwards it can't be started again."""
+        """End the engine's processes, all of them and their memory: afterwards it can't be started again.
+
+        Safe to repeat, and while `start` runs, which then fails.
+        """
         ...

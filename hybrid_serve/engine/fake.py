@@ -4,47 +4,16 @@ import asyncio
 import json
 import os
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from math import ceil
 from typing import Any
 
-from hybrid_serve.engine.base import ASGIApp, EngineConfig, EngineStartError, EngineStats, Message, Receive, Scope, Send
+from hybrid_serve.engine import fake_answers as answers
+from hybrid_serve.engine.base import ASGIApp, EngineConfig, EngineStartError, EngineStats, Receive, Scope, Send
+from hybrid_serve.engine.fake_options import FakeOptions
 from hybrid_serve.engine.fake_room import FakeRoom
+from hybrid_serve.engine.fake_totals import FakeTotals
 from hybrid_serve.plan.kv_plan import EngineReport, KVPlan
-
-
-@dataclass(frozen=True, kw_only=True)
-class FakeOptions:
-    """What `engine.vllm_args` may hold for a fake engine.
-
-    Attributes:
-        start_s: seconds that starting takes.
-        token_s: seconds between tokens.
-        fail: the start fails with this message.
-        num_blocks: reported instead of the plan's, to look at what a mismatch does.
-        die_after_tokens: the process ends at this token of a stream, as if killed.
-        prefill_s: seconds before the first token.
-        bytes_per_token: of a prompt: the body's messages as JSON.
-        prefix_caching: prompts' beginnings are looked up and counted, `PREFIX_TOKENS` at a time.
-    """
-
-    start_s: float = 0.0
-    token_s: float = 0.01
-    fail: str = ""
-    num_blocks: int | None = None
-    die_after_tokens: int | None = None
-    prefill_s: float = 0.0
-    bytes_per_token: float = 4.0
-    prefix_caching: bool = False
-
-    @classmethod
-    def from_args(cls, args: Mapping[str, Any]) -> "FakeOptions":
-        """Raises EngineStartError if an argument is unknown."""
-        known = {field.name for field in fields(cls)}
-        if unknown := sorted(set(args) - known):
-            raise EngineStartError(f"the fake engine does not know {', '.join(unknown)}: it knows {sorted(known)}")
-        return cls(**args)
 
 
 def report_as_planned(plan: KVPlan, prefix_match_unit: int | None = None) -> EngineReport:
@@ -65,13 +34,15 @@ PREFIX_TOKENS = 64
 
 @dataclass(frozen=True, kw_only=True)
 class _Request:
-    """One request: its parsed body, its prompt as bytes, its lengths in tokens, the KV blocks that it holds."""
+    """One request: its parsed body, its prompt as bytes, its lengths in tokens, the KV blocks that it holds, when it
+    came."""
 
     body: dict[str, Any]
     prompt: bytes
     prompt_tokens: int
     output_tokens: int
     blocks: int
+    arrived: float
 
 
 class FakeEngine:
@@ -91,28 +62,27 @@ class FakeEngine:
         self._sick = ""
         self._died = asyncio.Event()
         self._prefixes: set[int] = set()
-        self._totals = {
-            name: 0
-            for name in (
-                "prompt_tokens",
-                "generation_tokens",
-                "finished_requests",
-                "finished_prompt_tokens",
-                "finished_generation_tokens",
-                "prefix_queries",
-                "prefix_hits",
-            )
-        }
+        self._totals = FakeTotals()
+        self._owed_errors = 0.0
+        self._dying: asyncio.TimerHandle | None = None
 
     async def start(self, config: EngineConfig) -> EngineReport:
         self._options = FakeOptions.from_args(config.engine_args)
         await asyncio.sleep(self._options.start_s)
         if self._options.fail:
             raise EngineStartError(self._options.fail)
+        if self._options.fail_while and os.path.exists(self._options.fail_while):
+            raise EngineStartError(f"{self._options.fail_while} exists")
+        if self._stopped:
+            raise EngineStartError("the fake engine was stopped while it started")
         if config.plan is None:
             raise EngineStartError("the fake engine has no plan of its own: give it one")
         self._config = config
         self._room = FakeRoom(config.plan.num_blocks, config.settings.max_num_seqs)
+        self._totals = FakeTotals(self._options.acceptance, config.settings.num_speculative_tokens)
+        if self._options.die_after_s is not None:
+            after_s = self._options.die_after_s
+            self._dying = asyncio.get_running_loop().call_later(after_s, self.die, f"it died after {after_s:g} s")
         report = report_as_planned(config.plan, config.settings.prefix_match_unit)
         if self._options.num_blocks is not None:
             report = replace(report, num_blocks=self._options.num_blocks)
@@ -131,11 +101,7 @@ class FakeEngine:
             running=self._room.running,
             waiting=self._room.waiting,
             kv_usage=self._room.usage,
-            drafts=0,
-            draft_tokens=0,
-            accepted_tokens=0,
-            accepted_per_position=(),
-            **self._totals,
+            **self._totals.to_stats(),
         )
 
     async def check_health(self) -> None:
@@ -149,20 +115,22 @@ class FakeEngine:
 
     async def stop(self) -> None:
         self._stopped = True
+        if self._dying is not None:
+            self._dying.cancel()
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         route = (scope["method"], scope["path"])
         if route == ("GET", "/health"):
-            await _respond(send, 200, b"")
+            await answers.respond(send, 200, b"")
         elif route == ("GET", "/v1/models"):
-            await _respond_json(send, 200, {"object": "list", "data": [self._card()]})
+            await answers.respond_json(send, 200, {"object": "list", "data": [self._card()]})
         elif route == ("POST", "/v1/chat/completions"):
             await self._chat(receive, send)
         elif route == ("POST", "/fake/sick"):
             self.die("the fake engine was made sick")
-            await _respond(send, 200, b"")
+            await answers.respond(send, 200, b"")
         else:
-            await _respond_json(send, 404, {"detail": "Not Found"})
+            await answers.respond_json(send, 404, {"detail": "Not Found"})
 
     def _card(self) -> dict[str, Any]:
         assert self._config is not None
@@ -179,14 +147,19 @@ class FakeEngine:
         try:
             request = self._read(body)
         except ValueError as error:
-            await _respond_json(send, 400, _error(str(error), 400))
+            await answers.respond_json(send, 400, answers.error(str(error), 400))
             return
         if self._sick:
-            await _respond_json(send, 500, _error(self._sick, 500))
+            await answers.respond_json(send, 500, answers.error(self._sick, 500))
+            return
+        self._owed_errors += self._options.error_rate
+        if self._owed_errors >= 1:
+            self._owed_errors -= 1
+            await answers.respond_json(send, 500, answers.error("an error, as it was asked for", 500))
             return
         write = self._stream if request.body.get("stream") else self._whole
         work = asyncio.ensure_future(write(send, request))
-        gone = asyncio.ensure_future(_disconnect(receive))
+        gone = asyncio.ensure_future(answers.disconnect(receive))
         dead = asyncio.ensure_future(self._died.wait())
         try:
             await asyncio.wait({work, gone, dead}, return_when=asyncio.FIRST_COMPLETED)
@@ -221,60 +194,70 @@ class FakeEngine:
             prompt_tokens=prompt_tokens,
             output_tokens=output_tokens,
             blocks=sum(need.blocks(prompt_tokens + output_tokens) for need in self._config.needs),
+            arrived=time.monotonic(),
         )
 
     async def _break_off(self, send: Send, request: _Request) -> None:
         if request.body.get("stream"):
-            await send(_body(_event(_error(self._sick, 500)) + b"data: [DONE]\n\n", more=False))
+            await send(answers.body(answers.event(answers.error(self._sick, 500)) + b"data: [DONE]\n\n", more=False))
         else:
-            await _respond_json(send, 500, _error(self._sick, 500))
+            await answers.respond_json(send, 500, answers.error(self._sick, 500))
 
     async def _stream(self, send: Send, request: _Request) -> None:
-        await send(_start(200, b"text/event-stream; charset=utf-8"))
+        await send(answers.start(200, b"text/event-stream; charset=utf-8"))
         async with self._room.hold(request.blocks):
             await self._prefill(request)
+            first_at = 0.0
             for index in range(request.output_tokens):
                 await asyncio.sleep(self._options.token_s)
                 if index == self._options.die_after_tokens:
                     os._exit(1)
-                self._totals["generation_tokens"] += 1
+                self._totals.generated(1)
+                first_at = first_at or self._first_token(request)
                 delta = {"index": 0, "delta": {"role": "assistant", "content": f"token{index} "}, "finish_reason": None}
                 if index == request.output_tokens - 1:
                     delta["finish_reason"] = "length"
-                    self._finish(request)
-                await send(_body(_event(self._envelope("chat.completion.chunk", request.body, [delta])), more=True))
-        await send(_body(b"data: [DONE]\n\n", more=True))
-        await send(_body(b"", more=False))
+                    self._finish(request, first_at)
+                chunk = self._envelope("chat.completion.chunk", request.body, [delta])
+                await send(answers.body(answers.event(chunk), more=True))
+        await send(answers.body(b"data: [DONE]\n\n", more=True))
+        await send(answers.body(b"", more=False))
 
     async def _whole(self, send: Send, request: _Request) -> None:
         count = request.output_tokens
         async with self._room.hold(request.blocks):
             await self._prefill(request)
-            await asyncio.sleep(self._options.token_s * count)
-            self._totals["generation_tokens"] += count
-            self._finish(request)
+            await asyncio.sleep(self._options.token_s)
+            first_at = self._first_token(request)
+            await asyncio.sleep(self._options.token_s * (count - 1))
+            self._totals.generated(count)
+            self._finish(request, first_at)
         content = " ".join(f"token{index}" for index in range(count))
         choice = {"index": 0, "message": {"role": "assistant", "content": content}, "finish_reason": "length"}
         prompt = request.prompt_tokens
         usage = {"prompt_tokens": prompt, "completion_tokens": count, "total_tokens": prompt + count}
-        await _respond_json(send, 200, self._envelope("chat.completion", request.body, [choice]) | {"usage": usage})
+        answer = self._envelope("chat.completion", request.body, [choice]) | {"usage": usage}
+        await answers.respond_json(send, 200, answer)
 
     async def _prefill(self, request: _Request) -> None:
         await asyncio.sleep(self._options.prefill_s)
-        self._totals["prompt_tokens"] += request.prompt_tokens
+        self._totals.prefilled(request.prompt_tokens)
         if not self._options.prefix_caching:
             return
         step = int(PREFIX_TOKENS * self._options.bytes_per_token)
         beginnings = [hash(request.prompt[:end]) for end in range(step, len(request.prompt) + 1, step)]
         found = sum(1 for beginning in beginnings if beginning in self._prefixes)
         self._prefixes.update(beginnings)
-        self._totals["prefix_queries"] += request.prompt_tokens
-        self._totals["prefix_hits"] += found * PREFIX_TOKENS
+        self._totals.looked_up(request.prompt_tokens, found * PREFIX_TOKENS)
 
-    def _finish(self, request: _Request) -> None:
-        self._totals["finished_requests"] += 1
-        self._totals["finished_prompt_tokens"] += request.prompt_tokens
-        self._totals["finished_generation_tokens"] += request.output_tokens
+    def _first_token(self, request: _Request) -> float:
+        """Counted; answers when it came."""
+        now = time.monotonic()
+        self._totals.first_token(now - request.arrived)
+        return now
+
+    def _finish(self, request: _Request, first_at: float) -> None:
+        self._totals.finished(request.prompt_tokens, request.output_tokens, time.monotonic() - first_at)
 
     def _envelope(self, kind: str, request: dict[str, Any], choices: list[dict[str, Any]]) -> dict[str, Any]:
         return {
@@ -284,34 +267,3 @@ class FakeEngine:
             "model": request.get("model"),
             "choices": choices,
         }
-
-
-def _error(message: str, code: int) -> dict[str, Any]:
-    kind = "BadRequestError" if code == 400 else "InternalServerError"
-    return {"error": {"message": message, "type": kind, "param": None, "code": code}}
-
-
-async def _disconnect(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
-
-
-def _start(status: int, content_type: bytes) -> Message:
-    return {"type": "http.response.start", "status": status, "headers": [(b"content-type", content_type)]}
-
-
-def _body(body: bytes, *, more: bool) -> Message:
-    return {"type": "http.response.body", "body": body, "more_body": more}
-
-
-def _event(value: Any) -> bytes:
-    return b"data: " + json.dumps(value).encode() + b"\n\n"
-
-
-async def _respond(send: Send, status: int, body: bytes, content_type: bytes = b"text/plain") -> None:
-    await send(_start(status, content_type))
-    await send(_body(body, more=False))
-
-
-async def _respond_json(send: Send, status: int, value: Any) -> None:
-    await _respond(send, status, json.dumps(value).encode(), b"application/json")

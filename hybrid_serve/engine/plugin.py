@@ -63,6 +63,9 @@ def _resolve_in_engine_args() -> None:
         return
 
     def create_engine_config(self: Any, *args: Any, **kwargs: Any) -> Any:
+        from hybrid_serve.engine.resolve import resolve, take_back_layout
+
+        take_back_layout()
         request = requested(self.additional_config)
         if request is None:
             return original(self, *args, **kwargs)
@@ -71,7 +74,6 @@ def _resolve_in_engine_args() -> None:
         self.worker_extension_cls = _extension(self.worker_extension_cls)
         vllm_config = original(self, *args, **kwargs)
         from hybrid_serve.engine.drafter_faults import address
-        from hybrid_serve.engine.resolve import resolve
 
         vllm_config.additional_config = resolve(request, vllm_config)
         address(vllm_config, capabilities(vllm.__version__))

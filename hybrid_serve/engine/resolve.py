@@ -19,6 +19,7 @@ from hybrid_serve.plan.verdict import Impossible
 logger = logging.getLogger("vllm.hybrid_serve")
 
 LAYOUT_VARIABLE = "VLLM_KV_CACHE_LAYOUT"
+_layout_of_a_plan: str | None = None
 
 
 def resolve(request: PlanRequest, vllm_config: Any) -> dict[str, Any]:
@@ -39,7 +40,9 @@ def resolve(request: PlanRequest, vllm_config: Any) -> dict[str, Any]:
                 f"KV plan {plan.plan_id} needs {LAYOUT_VARIABLE}={plan.kv_cache_layout}, the environment has {asked}: "
                 f"unset it or plan for {asked}"
             )
-        os.environ[LAYOUT_VARIABLE] = plan.kv_cache_layout
+        if not asked:
+            global _layout_of_a_plan
+            os.environ[LAYOUT_VARIABLE] = _layout_of_a_plan = plan.kv_cache_layout
     logger.info(
         "hybrid_serve: KV plan %s (%s, %s pages), %d groups, blocks of %d bytes",
         plan.plan_id,
@@ -49,6 +52,14 @@ def resolve(request: PlanRequest, vllm_config: Any) -> dict[str, Any]:
         plan.block_bytes,
     )
     return {**vllm_config.additional_config, **entry(plan)}
+
+
+def take_back_layout() -> None:
+    """Unsets the layout that the plan of an earlier engine of this process needed; one that a user set is left."""
+    global _layout_of_a_plan
+    if _layout_of_a_plan is not None and os.environ.get(LAYOUT_VARIABLE) == _layout_of_a_plan:
+        del os.environ[LAYOUT_VARIABLE]
+    _layout_of_a_plan = None
 
 
 def check_release(plan: KVPlan, running: str) -> None:

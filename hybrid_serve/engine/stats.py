@@ -23,6 +23,8 @@ class StatsCollector:
         self._finished_generation_tokens = 0
         self._prefix_queries = 0
         self._prefix_hits = 0
+        self._ttft_count, self._ttft_sum_s = 0, 0.0
+        self._tpot_count, self._tpot_sum_s = 0, 0.0
 
     def record(self, scheduler: Any | None, iteration: Any | None) -> None:
         """One step's SchedulerStats and IterationStats; either may be None."""
@@ -49,8 +51,13 @@ class StatsCollector:
         self._preemptions += iteration.num_preempted_reqs
         self._prompt_tokens += iteration.num_prompt_tokens
         self._generation_tokens += iteration.num_generation_tokens
+        self._ttft_count += len(iteration.time_to_first_tokens_iter)
+        self._ttft_sum_s += sum(iteration.time_to_first_tokens_iter)
         for request in iteration.finished_requests:
             self._finished += 1
+            if request.num_generation_tokens > 1:
+                self._tpot_count += 1
+                self._tpot_sum_s += request.mean_time_per_output_token
             self._finished_prompt_tokens += request.num_prompt_tokens
             self._finished_generation_tokens += request.num_generation_tokens
 
@@ -73,6 +80,10 @@ class StatsCollector:
             finished_generation_tokens=self._finished_generation_tokens,
             prefix_queries=self._prefix_queries,
             prefix_hits=self._prefix_hits,
+            ttft_count=self._ttft_count,
+            ttft_sum_s=self._ttft_sum_s,
+            tpot_count=self._tpot_count,
+            tpot_sum_s=self._tpot_sum_s,
         )
 
     def logger_factory(self) -> Any:

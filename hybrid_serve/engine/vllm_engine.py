@@ -1,13 +1,15 @@
 """The real engine: vLLM's AsyncLLM and vLLM's own OpenAI app, running one KV plan."""
 
 import argparse
+import asyncio
 import warnings
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from importlib import import_module
-from typing import Any
+from typing import Any, NamedTuple
 
 from hybrid_serve.engine.additional import entry
 from hybrid_serve.engine.base import ASGIApp, EngineConfig, EngineStartError, EngineStats
+from hybrid_serve.engine.processes import EngineProcesses
 from hybrid_serve.engine.stats import StatsCollector
 from hybrid_serve.facts.capabilities import capabilities
 from hybrid_serve.plan.kv_plan import EngineReport
@@ -20,6 +22,16 @@ PARSER_MODULES = (
 """Where vLLM keeps its server's argument parser, by version (0.29; 0.20 to 0.28; 0.33)."""
 
 
+KILL_PERIOD_S = 0.2
+"""A start that is given up may be about to start a process: looked for again after so long."""
+
+
+class _Built(NamedTuple):
+    arguments: argparse.Namespace
+    vllm_config: Any
+    client: Any
+
+
 class VLLMEngine:
     """One vLLM engine in this process and its children; see `hybrid_serve.engine.base.Engine`."""
 
@@ -29,6 +41,9 @@ class VLLMEngine:
         self._stats: StatsCollector | None = None
         self._reuses_prefixes = False
         self._exit = AsyncExitStack()
+        self._processes: EngineProcesses | None = None
+        self._building: asyncio.Future[_Built] | None = None
+        self._stopping = asyncio.Lock()
 
     async def start(self, config: EngineConfig) -> EngineReport:
         """Start vLLM on the plan and verify it in every worker.
@@ -39,30 +54,18 @@ class VLLMEngine:
         """
         try:
             return await self._start(config)
-        except EngineStartError:
+        except BaseException as error:
             await self.stop()
-            raise
-        except Exception as error:
-            await self.stop()
+            if isinstance(error, EngineStartError) or not isinstance(error, Exception):
+                raise
             raise EngineStartError(f"vLLM did not start: {error}") from error
 
     async def _start(self, config: EngineConfig) -> EngineReport:
-        from vllm.engine.arg_utils import AsyncEngineArgs
-        from vllm.usage.usage_lib import UsageContext
-        from vllm.v1.engine.async_llm import AsyncLLM
-
-        from hybrid_serve.engine.plugin import register
-
-        register()
-        arguments = server_arguments(config)
-        engine_args = AsyncEngineArgs.from_cli_args(arguments)
-        vllm_config = engine_args.create_engine_config(usage_context=UsageContext.OPENAI_API_SERVER)
         collector = StatsCollector(config.settings.num_speculative_tokens)
-        self._client = AsyncLLM.from_vllm_config(
-            vllm_config=vllm_config,
-            usage_context=UsageContext.OPENAI_API_SERVER,
-            stat_loggers=[collector.logger_factory()],
-        )
+        self._processes = await asyncio.to_thread(EngineProcesses)
+        # vLLM's constructor waits for the engine core: in a thread, or this process would be deaf for minutes.
+        self._building = asyncio.ensure_future(asyncio.to_thread(_build, config, collector))
+        arguments, vllm_config, self._client = await asyncio.shield(self._building)
         self._stats = collector
         self._reuses_prefixes = config.settings.prefix_caching
         report = await self._verify(config, vllm_config)
@@ -141,11 +144,59 @@ class VLLMEngine:
             raise EngineStartError(f"the engine died: {error}") from error
 
     async def stop(self) -> None:
-        """End the engine's processes; safe if it never started."""
-        await self._exit.aclose()
-        client, self._client, self._app = self._client, None, None
-        if client is not None:
-            client.shutdown()
+        """End the engine's processes and wait until all are gone; safe if it never started, and while it starts."""
+        async with self._stopping:
+            await self._exit.aclose()
+            client, self._client, self._app = self._client, None, None
+            if self._building is not None:
+                client = await self._built_or_given_up() or client
+                self._building = None
+            processes, self._processes = self._processes, None
+            if processes is not None:
+                await asyncio.to_thread(_end, client, processes)
+
+    async def _built_or_given_up(self) -> Any:
+        """The client that was built, or that is built before word gets through that nobody wants it; None if none is.
+
+        The thread that builds can't be interrupted; without its engine core it ends by itself.
+        """
+        assert self._building is not None and self._processes is not None
+        while not self._building.done():
+            await asyncio.to_thread(self._processes.kill)
+            await asyncio.wait({self._building}, timeout=KILL_PERIOD_S)
+        with suppress(Exception):
+            return self._building.result().client
+        return None
+
+
+def _build(config: EngineConfig, collector: StatsCollector) -> _Built:
+    """vLLM's engine, with its processes. Blocks until they have loaded their weights."""
+    from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.usage.usage_lib import UsageContext
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+    from hybrid_serve.engine.plugin import register
+
+    register()
+    arguments = server_arguments(config)
+    engine_args = AsyncEngineArgs.from_cli_args(arguments)
+    vllm_config = engine_args.create_engine_config(usage_context=UsageContext.OPENAI_API_SERVER)
+    client = AsyncLLM.from_vllm_config(
+        vllm_config=vllm_config,
+        usage_context=UsageContext.OPENAI_API_SERVER,
+        stat_loggers=[collector.logger_factory()],
+    )
+    return _Built(arguments, vllm_config, client)
+
+
+def _end(client: Any, processes: EngineProcesses) -> None:
+    """Blocks until the engine's processes are gone."""
+    running = processes.running()
+    if client is not None:
+        client.shutdown()
+    else:
+        processes.kill()
+    processes.wait_for_end(running)
 
 
 class _NoServer:

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import uuid
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from ray.actor import ActorHandle
@@ -12,12 +13,16 @@ from hybrid_serve.negotiation.book import REPORT_PERIOD_S
 from hybrid_serve.negotiation.offer import PlanAnswer, ReplicaOffer
 from hybrid_serve.negotiation.planner import planner_handle
 from hybrid_serve.plan.kv_plan import EngineReport
+from hybrid_serve.rollout.wire import GenerationOffer, Order, ReplicaRun
 
 logger = logging.getLogger(__name__)
 
 DEFAULT_TIMEOUT_S = 15.0
 STARTED_TIMEOUT_S = 2.0
 """A replica that is ready does not wait for a planner that hangs: its next heartbeat brings the report."""
+
+SOONEST_S = 0.05
+"""Between two heartbeats, whatever the planner wishes."""
 
 _handle: ActorHandle[Any] | None = None
 
@@ -40,30 +45,78 @@ async def negotiate(offer: ReplicaOffer, timeout_s: float = DEFAULT_TIMEOUT_S) -
     return answer_to(offer, agreement_with(offer), "local", reason)
 
 
+async def tell_deployed(offer: GenerationOffer) -> bool:
+    """Tell the planner what Ray Serve was asked to deploy. False if it could not be told; never raises because of
+    it."""
+    return await _tell("deployed", offer, timeout_s=DEFAULT_TIMEOUT_S)
+
+
+class PlannerUnreachable(RuntimeError):
+    """The planner gave no answer."""
+
+
+async def pool_config(app: str, digest: str, pool: str, timeout_s: float = DEFAULT_TIMEOUT_S) -> Any:
+    """What the replicas of a pool are bound with in a generation.
+
+    Raises:
+        ValueError: the planner knows no such generation, or not that pool of it; the message says what it knows.
+        PlannerUnreachable: it gave no answer in time.
+    """
+    try:
+        return await asyncio.wait_for(_call("pool_config", app, digest, pool), timeout_s)
+    except ValueError:
+        raise
+    except Exception as error:
+        raise PlannerUnreachable(_first_line(error) or f"no answer in {timeout_s:g} s") from error
+
+
 class Reporter:
     """Keeps the planner informed of one replica, from its answer until it stops.
 
-    A heartbeat every `period_s` says only that the replica lives and which report it last sent; a planner that does not
-    have that report (it was restarted, or the report was lost) is sent it at once.
+    A heartbeat says that the replica lives, which report it last sent and what it does (`ReplicaRun`); the answer is an
+    `Order`. A planner that does not have that report (it was restarted, or the report was lost) is sent it at once. The
+    next heartbeat follows when the planner wishes it, or after `period_s` if it did not answer.
     """
 
-    def __init__(self, offer: ReplicaOffer, answer: PlanAnswer, period_s: float = REPORT_PERIOD_S) -> None:
+    def __init__(
+        self,
+        offer: ReplicaOffer,
+        answer: PlanAnswer,
+        period_s: float = REPORT_PERIOD_S,
+        *,
+        run: Callable[[], Awaitable[ReplicaRun | None]] | None = None,
+        on_order: Callable[[Order], None] = lambda order: None,
+    ) -> None:
         self.period_s = period_s
         self._offer = offer
         self._answer = answer
         self._report: EngineReport | None = None
+        self._run_now = run
+        self._on_order = on_order
         self._start = uuid.uuid4().hex[:12]
         self._sending = asyncio.Lock()
+        self._due = asyncio.Event()
+        self._again_s = period_s
         self._task: asyncio.Task[None] | None = None
 
     @property
     def incarnation(self) -> str:
-        """Of this start of the replica, and of what it has to tell: another one before and after the engine started."""
+        """Of this start of an engine, and of what it has to tell: another one before and after the engine started."""
         return f"{self._start}:{'starting' if self._report is None else 'started'}"
 
     def begin(self) -> None:
         """Report from now on, in the background of the running event loop."""
-        self._task = asyncio.ensure_future(self._run())
+        self._task = asyncio.ensure_future(self._keep_beating())
+
+    def offered(self, offer: ReplicaOffer, answer: PlanAnswer) -> None:
+        """From now on the replica starts an engine on this answer: a new incarnation, without a report."""
+        self._offer, self._answer, self._report = offer, answer, None
+        self._start = uuid.uuid4().hex[:12]
+        self.beat_soon()
+
+    def beat_soon(self) -> None:
+        """There is news: the next heartbeat is due now."""
+        self._due.set()
 
     async def started(self, report: EngineReport) -> bool:
         """The engine runs: tell the planner now. False if it could not be told; a later heartbeat does it then."""
@@ -79,19 +132,36 @@ class Reporter:
 
     async def beat(self) -> bool:
         """One heartbeat, and the full report if the planner wants it. False if the planner could not be told."""
+        told = self._offer.replica_id, self.incarnation, await self._current_run()
         try:
-            known = await asyncio.wait_for(
-                _call("heartbeat", self._offer.replica_id, self.incarnation), DEFAULT_TIMEOUT_S
-            )
+            order: Order = await asyncio.wait_for(_call("heartbeat", *told), DEFAULT_TIMEOUT_S)
         except Exception as error:
             logger.warning("planner did not take a heartbeat: %s", _first_line(error))
+            self._again_s = self.period_s
             return False
-        return bool(known) or await self._send()
+        self._again_s = max(SOONEST_S, order.again_s)
+        self._on_order(order)
+        return order.known or await self._send()
 
-    async def _run(self) -> None:
+    async def _current_run(self) -> ReplicaRun | None:
+        try:
+            return None if self._run_now is None else await self._run_now()
+        except Exception:
+            logger.exception("this heartbeat does not say what the replica does")
+            return None
+
+    async def _keep_beating(self) -> None:
         while True:
-            await self.beat()
-            await asyncio.sleep(self.period_s)
+            self._due.clear()
+            try:
+                await self.beat()
+            except Exception:
+                logger.exception("a heartbeat failed")
+            try:
+                await asyncio.wait_for(self._due.wait(), self._again_s)
+            except TimeoutError:
+                continue
+            await asyncio.sleep(SOONEST_S)
 
     async def _send(self, timeout_s: float = DEFAULT_TIMEOUT_S) -> bool:
         async with self._sending:

@@ -26,7 +26,7 @@ from hybrid_serve.engine.vllm_engine import VLLMEngine
 from hybrid_serve.facts.assemble import plan_inputs
 from hybrid_serve.facts.checkpoint import read_drafter, read_target
 from hybrid_serve.facts.probe import measure_device
-from hybrid_serve.plan.decide import decide
+from hybrid_serve.plan.decide import Decision, decide
 from hybrid_serve.plan.inputs import EngineSettings, Workload
 from hybrid_serve.plan.kv_plan import differences
 
@@ -50,7 +50,8 @@ def drafter_fed(aux_layers: list[int], folder: Path) -> Path:
     return folder
 
 
-async def live(task: dict[str, Any], drafter_path: Path) -> dict[str, Any]:
+def configured(task: dict[str, Any], drafter_path: Path) -> tuple[EngineConfig, Decision]:
+    """What the task asks for, and the decision that its plan is from."""
     import vllm
 
     target = read_target(str(TARGET_DIR), mamba_ssm_cache_dtype="float32")
@@ -87,6 +88,12 @@ async def live(task: dict[str, Any], drafter_path: Path) -> dict[str, Any]:
         plan=decision.plan,
         engine_args=extra,
     )
+    return config, decision
+
+
+async def live(task: dict[str, Any], drafter_path: Path) -> dict[str, Any]:
+    config, decision = configured(task, drafter_path)
+    assert decision.plan is not None
     engine = VLLMEngine()
     try:
         report = await engine.start(config)

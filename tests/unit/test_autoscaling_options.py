@@ -29,7 +29,7 @@ def models_of(folder: Path, **pool: Any) -> tuple[AppConfig, dict[str, PlannedMo
 def test_a_pools_policy_knows_the_pools_of_its_model_and_no_others(pair_folder: Path) -> None:
     config, models = models_of(pair_folder)
     small, large = models["demo"].pools
-    told = pool_options(large, models["demo"], config)["autoscaling_config"]
+    told = pool_options(large, models["demo"].pools, config)["autoscaling_config"]
     kwargs = told.policy.policy_kwargs
     assert kwargs["pool"] == "large" and [pool["name"] for pool in kwargs["pools"]] == ["small", "large"]
     assert (kwargs["utilisation"], kwargs["margin"], kwargs["start_patience_s"]) == (0.5, 0.1, 600.0)
@@ -40,7 +40,7 @@ def test_a_pools_policy_knows_the_pools_of_its_model_and_no_others(pair_folder: 
 
 def test_the_ingress_is_left_as_it_is_and_reports(pair_folder: Path) -> None:
     config, _ = models_of(pair_folder)
-    told = ingress_options(config)["autoscaling_config"]
+    told = ingress_options(config, {"demo": ["cpu"]}, check_model=True, generation="")["autoscaling_config"]
     assert told.min_replicas == told.max_replicas == config.ingress.num_replicas
     assert told.policy.policy_function == "deployments.autoscaling.policy.IngressPolicy"
     assert told.metrics_interval_s == FIGURES_PERIOD_S < WINDOW_S == told.look_back_period_s
@@ -62,7 +62,7 @@ def test_autoscaling_counts_with_what_the_board_gives_a_replica(pair_folder: Pat
     """Otherwise a queue forms that no replica is added for. The small pool's plan holds fewer than max_num_seqs."""
     config, models = models_of(pair_folder, **pool)
     for planned in models["demo"].pools:
-        limit = pool_options(planned, models["demo"], config)["max_ongoing_requests"]
+        limit = pool_options(planned, models["demo"].pools, config)["max_ongoing_requests"]
         fleet = Fleet()
         fleet.board.update("pool", {"a": Known(facts(10_000, max_num_seqs=16), ReplicaLoad(), limit)})
         placed = [fleet.board.reserve(request(64)) for _ in range(100)]

@@ -7,18 +7,20 @@ from typing import Any
 import pytest
 
 from deployments.autoscaling.figures import Queue, ReplicaFigures, ingress_stats, queues_from_stats
+from deployments.engine_slot import EngineSlot
 from deployments.forwarder import Forwarder
 from deployments.ingress import WaitingHere
 from deployments.metrics import ReplicaMetrics
 from deployments.observation import Observation, every
 from deployments.routing.accounts import Accounts
 from deployments.routing.ticket import ReplicaUnavailable, Ticket
-from hybrid_serve.engine.fake import FakeEngine
+from hybrid_serve.engine.base import Engine
 from hybrid_serve.plan.kv_plan import EngineReport
 from tests.asgi_client import exchange
+from tests.generations import prepared
 from tests.routing_fleet import request as need
 from tests.service_of_pools import Pool, service_of
-from tests.unit.test_fake_engine import CHAT, engine_config, request
+from tests.unit.test_fake_engine import CHAT, request
 from tests.unit.test_ingress_fleet import fails, says
 from tests.unit.test_routing_admission import Door
 
@@ -54,14 +56,19 @@ class Observed:
     """A fake engine that has started, and what is told of it."""
 
     def __init__(self) -> None:
-        self.engine = FakeEngine()
-        self.accounts = Accounts()
+        self.slot = EngineSlot()
+        self.accounts = self.slot.accounts
         self.report: EngineReport
 
+    @property
+    def engine(self) -> Engine:
+        assert self.slot.running is not None
+        return self.slot.running.engine
+
     async def start(self, folder: Path) -> Observation:
-        self.report = await self.engine.start(engine_config(folder, token_s=0.01))
+        self.report = (await self.slot.start(await prepared(folder, fake={"token_s": 0.01}))).report
         gauges = ReplicaMetrics(app="default", model="demo", pool="cpu", replica="r1")
-        return Observation(self.engine, self.accounts, self.report, gauges)
+        return Observation(self.slot, gauges)
 
 
 async def test_an_idle_replica_holds_nothing(pair_folder: Path) -> None:
@@ -88,6 +95,16 @@ async def test_a_request_without_a_reservation_counts_by_what_the_engine_holds(p
     figures = ReplicaFigures.from_stats(await observation.autoscaling_stats())
     await running
     assert figures is not None and figures.requests == 1 and figures.held_kv_tokens > 0
+
+
+async def test_a_replica_without_an_engine_for_a_while_is_idle_and_as_large_as_it_was(pair_folder: Path) -> None:
+    observed = Observed()
+    observation = await observed.start(pair_folder)
+    await observed.slot.stop()
+    figures = ReplicaFigures.from_stats(await observation.autoscaling_stats())
+    assert figures is not None
+    assert (figures.kv_tokens, figures.held_kv_tokens, figures.requests) == (observed.report.kv_tokens, 0, 0)
+    await observation.show()
 
 
 @pytest.mark.parametrize(

@@ -144,7 +144,7 @@ def test_every_field_says_what_it_is_and_what_a_change_costs() -> None:
     for section, kind in sections().items():
         for name, field in kind.model_fields.items():
             assert field.description, f"{section}.{name}"
-            assert field.json_schema_extra["change"] in ("light", "restart"), f"{section}.{name}"
+            assert field.json_schema_extra["change"] in ("live", "replan", "replace"), f"{section}.{name}"
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ import logging.config
 import logging.handlers
 from pathlib import Path
 
-from deployments.replica import _log_file_kept, logger
+from deployments.engine_slot import log_file_kept, logger
 
 
 def test_the_log_file_survives_a_library_that_configures_logging(tmp_path: Path) -> None:
@@ -15,7 +15,7 @@ def test_the_log_file_survives_a_library_that_configures_logging(tmp_path: Path)
     logger.addHandler(handler)
     logger.setLevel(logging.INFO)
     try:
-        with _log_file_kept():
+        with log_file_kept():
             logger.info("before")
             logging.config.dictConfig({"version": 1, "disable_existing_loggers": False})
         logger.info("after")

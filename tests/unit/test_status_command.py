@@ -8,6 +8,7 @@ import pytest
 
 from hybrid_serve import status_command
 from hybrid_serve.cli import main
+from hybrid_serve.cluster_connection import NoFleetError
 from hybrid_serve.negotiation.planner import Planner
 from tests.fleets import RETRAINED, fleet_of, offer_of, problem, report_of
 
@@ -94,7 +95,7 @@ def test_without_ray_there_is_an_error_that_says_what_to_do(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def no_ray(address: str) -> dict[str, Any]:
-        raise status_command.NoFleetError(f"no Ray at address {address}: give --address")
+        raise NoFleetError(f"no Ray at address {address}: give --address")
 
     monkeypatch.setattr(status_command, "ask", no_ray)
     assert main(["status", "--address", "127.0.0.1:1"]) == 2

@@ -1,0 +1,97 @@
+"""`hybrid-serve validate CONFIG`: would the running fleet hold this configuration?
+
+Every pool is planned for the devices that its replicas measured, and all problems are told at once. Nothing is touched.
+"""
+
+import argparse
+import json
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from hybrid_serve.cluster_connection import NoFleetError, SilentPlannerError, add_app, connected
+from hybrid_serve.config_argument import add_config, load
+from hybrid_serve.facts.device import DeviceFacts
+
+if TYPE_CHECKING:
+    from deployments.config import ReplicaConfig
+
+
+class _Known(NamedTuple):
+    """Of the running fleet, by pool: measured devices, and what replicas are bound with. `note`: why there are none."""
+
+    devices: dict[str, DeviceFacts]
+    running: "dict[str, ReplicaConfig]"
+    note: str = ""
+
+
+def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Add the subcommand."""
+    command = commands.add_parser(
+        "validate", help="whether the running fleet would hold a configuration", description=__doc__
+    )
+    add_config(command)
+    command.add_argument(
+        "--described", action="store_true", help="plan for the devices that the configuration names; ask no cluster"
+    )
+    command.add_argument("--json", action="store_true", help="JSON instead of a table")
+    add_app(command)
+    command.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Plan and print. Exit status 1 if a pool can't hold it, 2 if the configuration is wrong or the cluster that is
+    asked for does not answer."""
+    config = load(arguments)
+    known = _known(arguments)
+
+    from deployments.config_changes import retrained
+    from deployments.generation import Problems, offer_of
+
+    from deployments.fleet_report import plan_app, table, to_json
+
+    models = plan_app(config, known.devices)
+    offer = offer_of(config, arguments.app, known.devices)
+    problems = offer.all if isinstance(offer, Problems) else retrained(offer, known.running)
+    shown = to_json(models)
+    devices = {pool["name"]: "measured" if pool["name"] in known.devices else "described" for pool in _pools(shown)}
+    if arguments.json:
+        told = [{"model": model, **vars(problem)} for model, problem in problems]
+        print(json.dumps({"devices": devices, "note": known.note, "problems": told, **shown}, indent=2))
+        return 1 if problems else 0
+    lines = [known.note or _devices_line(devices), "", table(models, config), ""]
+    if not isinstance(offer, Problems):
+        lines += [f"refused, {problem}\n" for _, problem in problems]
+    count = len(problems)
+    lines.append(f"{count} problem{'' if count == 1 else 's'}: it can't go out" if count else "it can go out")
+    print("\n".join(lines))
+    return 1 if problems else 0
+
+
+def _known(arguments: argparse.Namespace) -> _Known:
+    if arguments.described:
+        return _Known({}, {}, "devices: as the configuration describes them; no cluster was asked")
+
+    from deployments.rollout_requests import measured_devices, running_pools
+
+    try:
+        with connected(arguments.address) as planner:
+            return _Known(
+                planner.through(lambda handle: measured_devices(handle, arguments.app)),
+                planner.through(lambda handle: running_pools(handle, arguments.app)),
+            )
+    except SilentPlannerError:
+        raise
+    except NoFleetError as error:
+        if arguments.address != "auto":
+            raise
+        return _Known({}, {}, f"devices: as the configuration describes them, since there is {error}")
+
+
+def _pools(shown: dict[str, Any]) -> list[dict[str, Any]]:
+    return [pool for model in shown["models"] for pool in model["pools"]]
+
+
+def _devices_line(devices: dict[str, str]) -> str:
+    """Whose devices were measured, and whose were not."""
+    sides = [(how, [pool for pool, what in devices.items() if what == how]) for how in ("measured", "described")]
+    told = {"measured": "as their replicas measured them", "described": "as the configuration describes them"}
+    return "; ".join(f"devices of {', '.join(pools)}: {told[how]}" for how, pools in sides if pools)
