@@ -46,7 +46,6 @@ def run(arguments: argparse.Namespace) -> int:
     from deployments.config_changes import changes_between
     from deployments.generation import Problems
     from deployments.rollout_requests import planned
-
     from deployments.running_generation import running_generation
 
     with connected(arguments.address) as planner:

@@ -44,9 +44,8 @@ def run(arguments: argparse.Namespace) -> int:
     known = _known(arguments)
 
     from deployments.config_changes import retrained
-    from deployments.generation import Problems, offer_of
-
     from deployments.fleet_report import plan_app, table, to_json
+    from deployments.generation import Problems, offer_of
 
     models = plan_app(config, known.devices)
     offer = offer_of(config, arguments.app, known.devices)
