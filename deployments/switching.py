@@ -135,14 +135,15 @@ class Switching:
 
     async def run(self) -> ReplicaRun:
         """What a heartbeat tells."""
-        planned, running = self._planned, self._slot.running
+        planned = self._planned
+        running = self._slot.running if self.phase in ("serving", "draining") else None
         return ReplicaRun(
             app=self._app,
             model=planned.offer.model_name,
             pool=planned.offer.pool,
             digest=self.digest,
             phase=self.phase,
-            figures=await self._slot.figures(),
+            figures=None if running is None else await self._slot.figures(),
             before=self.before,
             differences=() if running is None else running.differences,
             dead=await self._death(),
