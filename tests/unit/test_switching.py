@@ -254,8 +254,10 @@ async def test_a_generation_that_failed_is_tried_again_only_once_the_order_was_w
     assert (await replica.switching.run()).failed is not None
     replica.knows("g5", 5)
     replica.order(None)
+    assert (await replica.switching.run()).failed is not None, "kept until the next order"
     await replica.ordered("g5")
     await replica.serves("g5", 5)
+    assert (await replica.switching.run()).failed is None
 
 
 async def test_if_neither_starts_the_replica_is_unhealthy(pair_folder: Path, tmp_path: Path) -> None:
