@@ -81,6 +81,15 @@ REJECTED = _counter(
 )
 PLAN_REJECTIONS = _counter("plan_rejections", "offers", "Offers of replicas that got no plan.", "model", "pool")
 PLANNER_STARTS = _counter("planner_starts", "starts", "Starts of the planner; each above the first is a restart.")
+GENERATION = Metric(
+    name="hybrid_serve_generation",
+    kind="gauge",
+    unit="number",
+    meaning="The generation that every replica of the app is to run.",
+    tags=("app",),
+)
+ROLLOUTS = _counter("rollouts", "rollouts", "Rollouts that ended: done, rolled back, superseded.", "app", "result")
+GATE_FAILURES = _counter("gate_failures", "failures", "Gates that turned a rollout back.", "app", "pool", "gate")
 
 ALL = (
     PLAN_INFO,
@@ -98,6 +107,9 @@ ALL = (
     REJECTED,
     PLAN_REJECTIONS,
     PLANNER_STARTS,
+    GENERATION,
+    ROLLOUTS,
+    GATE_FAILURES,
 )
 
 

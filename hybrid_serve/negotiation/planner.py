@@ -1,27 +1,36 @@
 """The planner actor: one per cluster, detached, restarted by Ray if it dies."""
 
+import asyncio
 import logging
 import os
 import time
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import ray
 from ray.actor import ActorHandle
 
+from hybrid_serve.facts.device import DeviceFacts
 from hybrid_serve.negotiation.book import Book
 from hybrid_serve.negotiation.kept import Kept
 from hybrid_serve.negotiation.metrics import PlannerMetrics
 from hybrid_serve.negotiation.offer import PlanAnswer, ReplicaOffer
 from hybrid_serve.negotiation.store import MemoryStore, RayStore, Store
 from hybrid_serve.plan.kv_plan import EngineReport
-from hybrid_serve.rollout.wire import Order, ReplicaRun
+from hybrid_serve.rollout.applier import Apply, BackgroundApplier, apply_in_a_task
+from hybrid_serve.rollout.host import Rollouts
+from hybrid_serve.rollout.ledger import LedgerError
+from hybrid_serve.rollout.wire import GenerationOffer, Order, ReplicaRun, RolloutOptions
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 ACTOR_NAME = "hybrid_serve_planner"
 NAMESPACE = "hybrid_serve"
 # Ray gives the head node this resource; Ray Serve pins its controller the same way.
 HEAD_NODE = {"node:__internal_head__": 0.001}
+TICK_S = 1.0
 
 
 class Planner:
@@ -30,10 +39,16 @@ class Planner:
     Planning is a pure function of the offer and of the fleet's agreement. Agreements, overrides and the number of
     starts are kept in `store`, written before the answer that they concern is given; everything else comes back with
     the replicas' next heartbeats, which a restarted planner answers with the wish for a full report.
+
+    It also has the rollouts (`hybrid_serve.rollout`): what each app is to run is in the same store, and goes out with
+    the answers to heartbeats.
     """
 
-    def __init__(self, store: Store | None = None) -> None:
-        self._kept = Kept(store or MemoryStore())
+    def __init__(self, store: Store | None = None, apply: Apply = apply_in_a_task) -> None:
+        store = store or MemoryStore()
+        self._rollouts = Rollouts(store, _clock(), BackgroundApplier(apply))
+        self._ticking: asyncio.Task[None] | None = None
+        self._kept = Kept(store)
         self._kept.count_start()
         self._book = Book(time.monotonic, agreements=self._kept.agreements)
         self._metrics = PlannerMetrics()
@@ -60,14 +75,66 @@ class Planner:
             logger.error("replica %s does not run its plan: %s", offer.replica_id, "; ".join(entry.differences))
 
     async def heartbeat(self, replica_id: str, incarnation: str, run: ReplicaRun | None = None) -> Order:
-        """The replica lives, and does this. It must report in full if this planner does not know it (any more)."""
+        """The replica lives: what it is to run, and whether it must report in full since it is not known here."""
+        self._tick_from_now_on()
         known = self._book.heartbeat(replica_id, incarnation)
         self._keep()
-        return Order(known=known)
+        return self._rollouts.heartbeat(replica_id, known, run)
 
     async def forget(self, replica_id: str) -> None:
         """The replica has stopped."""
         self._book.forget(replica_id)
+        self._rollouts.forget(replica_id)
+
+    async def deployed(self, offer: GenerationOffer) -> int:
+        """An app's ingress tells what Ray Serve deployed it with. Idempotent.
+
+        Raises:
+            LedgerError: it could not be written; tell it again.
+        """
+        self._tick_from_now_on()
+        return self._rollouts.deployed(offer)
+
+    async def begin(
+        self, offer: GenerationOffer, options: RolloutOptions, actor: str, reason: str = ""
+    ) -> dict[str, Any]:
+        """Roll a generation out: {"started", "generation"}, {"unchanged"}, {"attached"} or {"refused"}."""
+        await self._knows_the_fleet()
+        return self._asked(lambda: self._rollouts.begin(offer, options, actor, reason))
+
+    async def rollback(self, app: str, to: int | None, actor: str, reason: str = "") -> dict[str, Any]:
+        """Turn the active rollout back, or roll the last good generation (or `to`) out. Answers as `begin` does."""
+        await self._knows_the_fleet()
+        return self._asked(lambda: self._rollouts.rollback(app, to, actor, reason))
+
+    async def pause(self, app: str, actor: str) -> dict[str, Any]:
+        """No steps forward; a gate that fails still rolls back. {"paused"}, {"unchanged"} or {"refused"}."""
+        return self._asked(lambda: self._rollouts.pause(app, True, actor))
+
+    async def resume(self, app: str, actor: str) -> dict[str, Any]:
+        """Go on after `pause`. {"resumed"}, {"unchanged"} or {"refused"}."""
+        return self._asked(lambda: self._rollouts.pause(app, False, actor))
+
+    async def pool_config(self, app: str, digest: str, pool: str) -> Any:
+        """What a replica of the pool is configured with in a generation. ValueError if there is none."""
+        return _told(lambda: self._rollouts.pool_config(app, digest, pool))
+
+    async def rollouts(self, app: str | None = None) -> dict[str, Any]:
+        """Generations, rollout and measured devices of every app, or of one, as plain values."""
+        self._tick_from_now_on()
+        return self._rollouts.rollouts(app)
+
+    async def history(self, app: str | None = None) -> list[dict[str, Any]]:
+        """What happened, oldest first, as plain values."""
+        return self._rollouts.history(app)
+
+    async def generation(self, app: str, number: int | None = None) -> dict[str, Any]:
+        """One generation with its configuration; None is the current one. ValueError if there is none."""
+        return _told(lambda: self._rollouts.generation(app, number))
+
+    async def measured(self, app: str) -> dict[str, list[DeviceFacts]]:
+        """Distinct devices that live replicas measured, by pool."""
+        return self._rollouts.measured(app)
 
     async def overrides(self, model: str) -> dict[str, Any]:
         """What was set for a model with `set_override`."""
@@ -94,16 +161,53 @@ class Planner:
             "integrity": self._integrity(),
         }
 
+    def _tick_from_now_on(self) -> None:
+        """Started by the first call: the actor's constructor runs outside its event loop."""
+        if self._ticking is None or self._ticking.done():
+            self._ticking = asyncio.get_running_loop().create_task(self._tick())
+
+    async def _tick(self) -> None:
+        while True:
+            self._rollouts.tick()
+            await asyncio.sleep(TICK_S)
+
+    async def _knows_the_fleet(self) -> None:
+        """A planner that was restarted has heard from every replica after three heartbeats, and waits for them."""
+        self._tick_from_now_on()
+        await asyncio.sleep(self._rollouts.settled_in)
+
+    def _asked(self, ask: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        self._tick_from_now_on()
+        try:
+            return ask()
+        except (LedgerError, ValueError) as error:
+            return {"refused": str(error)}
+
     def _keep(self) -> None:
         self._kept.keep(self._book.agreements())
 
     def _integrity(self) -> str:
         try:
             self._book.check_integrity()
+            self._rollouts.check_integrity()
         except AssertionError as error:
-            logger.error("the planner's book is not consistent: %s", error)
+            logger.error("what the planner knows is not consistent: %s", error)
             return str(error)
         return ""
+
+
+def _clock() -> Callable[[], float]:
+    """Seconds since the epoch that never go back while this process lives."""
+    offset = time.time() - time.monotonic()
+    return lambda: offset + time.monotonic()
+
+
+def _told(ask: Callable[[], T]) -> T:
+    """Raises ValueError for what the ledger can't tell, too."""
+    try:
+        return ask()
+    except LedgerError as error:
+        raise ValueError(str(error)) from None
 
 
 def planner_handle() -> ActorHandle[Any]:

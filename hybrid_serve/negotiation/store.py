@@ -16,6 +16,10 @@ class Store(Protocol):
         """Put or replace the value. Raises whatever the store raises if it can't be reached."""
         ...
 
+    def delete(self, key: str) -> None:
+        """Remove the value; safe if there is none. Raises whatever the store raises if it can't be reached."""
+        ...
+
 
 class MemoryStore:
     """Outlives nothing but the planner object: for tests, and where no Ray runs."""
@@ -28,6 +32,9 @@ class MemoryStore:
 
     def write(self, key: str, value: bytes) -> None:
         self._values[key] = value
+
+    def delete(self, key: str) -> None:
+        self._values.pop(key, None)
 
 
 class RayStore:
@@ -47,3 +54,8 @@ class RayStore:
         from ray.experimental.internal_kv import _internal_kv_put
 
         _internal_kv_put(key, value, overwrite=True, namespace=NAMESPACE)
+
+    def delete(self, key: str) -> None:
+        from ray.experimental.internal_kv import _internal_kv_del
+
+        _internal_kv_del(key, namespace=NAMESPACE)
