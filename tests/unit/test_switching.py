@@ -196,6 +196,20 @@ async def test_what_still_runs_after_the_time_to_drain_is_ended(pair_folder: Pat
     assert run.before is not None and (run.before[1].requests, run.before[1].errors) == (0, 0)
 
 
+async def test_a_client_that_reads_nothing_holds_up_no_switch(pair_folder: Path) -> None:
+    """Its answer waits in the replica, and is ended when it goes on to read."""
+    replica = await Replica(pair_folder).start()
+    slow = replica.slot.serve(CHAT, request(max_tokens=1500, stream=True), None)
+    assert (await anext(slow))["status"] == 200
+    for digest, k in (("g5", 5), ("g7", 7)):
+        await replica.ordered(digest, drain_s=0.01)
+        await replica.serves(digest, k)
+    with pytest.raises(ReplicaUnavailable, match="time to drain was over"):
+        async for _ in slow:
+            pass
+    assert replica.slot._requests.running == 0
+
+
 @pytest.mark.parametrize(
     ("digest", "reason"),
     [("g1", "no generation g1: there are g7, g5"), ("refused", "no KV plan for demo: "), ("g0", "broken facts")],
