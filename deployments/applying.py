@@ -12,9 +12,11 @@ An app that was deployed by `serve deploy` is, after this, one that was deployed
   asks for, does not. KubeRay then submits its configuration again.
 - the next `serve deploy`, of the same file too, builds the app again (there is no code version to compare with). Code
   versions follow from the file's import path, runtime_env and args, so those of the same file are the ones that were
-  kept here: no replica restarts. What it builds is the file's configuration, which is a new generation without gates;
-  unless the file's args have `app` (`deployments.serve_file`), which builds what was applied here last.
+  kept here: no replica restarts. As the arguments are the same, what is built is what was applied here last
+  (`deployments.builder.app`), and the app is one of `serve deploy` again. Other arguments count again: every replica
+  restarts, past all gates, as ever.
 - a `serve deploy` of a file without this app used to delete it, and leaves it alone now: `serve delete` does it.
+- `target_capacity` of the file does not hold until then.
 """
 
 import time
@@ -64,10 +66,13 @@ def apply(
     bound = bindings_of(offer.app)
     if INGRESS not in bound:
         raise ApplyError(f"there is no app {offer.app!r} with an ingress of ours: deploy it first")
-    if not keep:
-        remember(offer)
+    origin = str(bound[INGRESS].options.get("origin", ""))
+    if origin and not keep:
+        remember(offer, origin)
     whole = _with_kept(offer, {name: bound[name] for name in keep if name in bound})
-    built = build_app(application_of(whole, by_rollout=True), name=offer.app, route_prefix=_route_of(bound[INGRESS]))
+    built = build_app(
+        application_of(whole, by_rollout=True, origin=origin), name=offer.app, route_prefix=_route_of(bound[INGRESS])
+    )
     deployments = [_as_bound(one, bound.get(one.name), bound, whole, restart) for one in built.deployments]
     client.deploy_applications(
         [replace(built, deployments=deployments)],
