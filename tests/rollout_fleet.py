@@ -213,7 +213,7 @@ class SimulatedApp:
             if self.phase == phase:
                 return
             self.seconds(1)
-        raise AssertionError(f"it is {self.phase} after {seconds} s, not {phase}: {self.shown()}")
+        raise AssertionError(f"it is {self.phase!r} after {seconds} s, not {phase!r}: {self.story()}")
 
     def _beat(self, replica: Replica) -> None:
         order = self.rollouts.heartbeat(replica.name, True, replica.run()).run
@@ -288,6 +288,13 @@ class SimulatedApp:
 
     def events(self) -> list[str]:
         return [event["event"] for event in self.rollouts.history(APP)]
+
+    def story(self) -> str:
+        """The last events, for a test that fails."""
+        last = self.rollouts.history(APP)[-25:]
+        return "\n" + "\n".join(
+            f"{event['at'][11:19]} {event['event']} {event.get('replica', '')} {event['reason']}" for event in last
+        )
 
     def served(self) -> set[str]:
         """Generations that live replicas run, by digest."""

@@ -21,6 +21,8 @@ def forward(turn: Turn) -> None:
             turn.event("gate failed", verdict.text, pool=verdict.pool)
         fail(turn, failed[0].text, judged)
         return
+    if _somebody_is_silent(turn):
+        return
     entered: Phase | None = None
     while turn.rollout is not None and turn.rollout.forward and not turn.rollout.paused:
         if turn.rollout.phase == entered:
@@ -46,6 +48,15 @@ def _take_in_newcomers(turn: Turn) -> None:
                 turn.orders[replica_id] = Step(
                     pool=pool, digest=turn.to.digest, at=turn.now, restart=True, state="serving"
                 )
+
+
+def _somebody_is_silent(turn: Turn) -> bool:
+    """A replica that served the new generation does not now, and may turn out to be lost."""
+    seen = turn.view.replicas
+    return any(
+        step.restart and step.state == "serving" and replica_id in seen and not seen[replica_id].serving
+        for replica_id, step in turn.orders.items()
+    )
 
 
 def _no_canary(turn: Turn) -> bool:
