@@ -43,12 +43,13 @@ class Switching:
 
     An order for what runs, or for what is being changed to, changes nothing. Another one takes the place of the first
     as long as the old engine runs; later only the order back to the old generation is heard, and ends the new engine's
-    start. One that failed is not followed again until the planner has answered something else in between.
+    start. One that failed is not followed again until the planner has answered something else in between: then it has
+    heard of it.
 
     Attributes:
         phase: what the replica does.
         digest: of the generation that it serves, or is about to.
-        failed: the last switch that failed.
+        failed: the last switch that failed; None once another one begins.
         before: digest and figures of the engine before this one, as they were when that had drained.
     """
 
@@ -79,6 +80,7 @@ class Switching:
         self._device: DeviceFacts = planned.device
         self._fetch = fetch
         self._prepare = prepare
+        self._failure_heard = True
         self._broken = ""
         self._task: asyncio.Task[None] | None = None
         self._target = ""
@@ -98,12 +100,13 @@ class Switching:
     def follow(self, order: Order) -> None:
         """The planner's answer to a heartbeat. Returns at once; what follows of it happens in the background."""
         wanted = order.run
-        if self.failed is not None and wanted != self.failed.digest:
-            self.failed = None
+        if self.failed is None or wanted != self.failed.digest:
+            self._failure_heard = True
         if wanted is None or self._closed or self._broken or self.phase == "starting":
             return
         if self._task is None:
-            if wanted != self.digest and self.failed is None:
+            if wanted != self.digest and self._failure_heard:
+                self.failed = None
                 self._target = wanted
                 self._task = asyncio.ensure_future(self._change(wanted, order.drain_s))
                 self._task.add_done_callback(self._changed)
@@ -135,14 +138,15 @@ class Switching:
 
     async def run(self) -> ReplicaRun:
         """What a heartbeat tells."""
-        planned, running = self._planned, self._slot.running
+        planned = self._planned
+        running = self._slot.running if self.phase in ("serving", "draining") else None
         return ReplicaRun(
             app=self._app,
             model=planned.offer.model_name,
             pool=planned.offer.pool,
             digest=self.digest,
             phase=self.phase,
-            figures=await self._slot.figures(),
+            figures=None if running is None else await self._slot.figures(),
             before=self.before,
             differences=() if running is None else running.differences,
             dead=await self._death(),
@@ -266,7 +270,7 @@ class Switching:
 
     def _fail(self, digest: str, reason: str) -> None:
         logger.error("generation %s does not run here: %s", digest, reason)
-        self.failed = FailedSwitch(digest=digest, reason=reason)
+        self.failed, self._failure_heard = FailedSwitch(digest=digest, reason=reason), False
 
     async def _remember_figures(self) -> None:
         try:

@@ -120,6 +120,7 @@ class Board:
                 entry.own_blocks = sum(held.blocks for held in mine)
                 entry.own_sequences = sum(held.sequences for held in mine)
                 entry.own_passing = sum(not held.sequences for held in mine)
+                entry.most_blocks = max(entry.most_blocks, entry.own_blocks)
                 self._tell_of_replica(name, None)
             if entry.facts != known.facts:
                 entry.take_facts(known.facts)

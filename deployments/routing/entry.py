@@ -21,7 +21,7 @@ class Entry:
             reported, or a request on it has ended, since.
         draining_since: when it refused a request for being about to run another engine, on the board's clock; None if
             it has reported since that it takes some.
-        most_blocks: that it had at any time.
+        most_blocks: that it had at any time; an answer of an engine before this one may still be on its way.
     """
 
     name: str

@@ -66,8 +66,10 @@ async def pool_config(app: str, digest: str, pool: str, timeout_s: float = DEFAU
         return await asyncio.wait_for(_call("pool_config", app, digest, pool), timeout_s)
     except ValueError:
         raise
+    except TimeoutError as error:
+        raise PlannerUnreachable(f"no answer in {timeout_s:g} s") from error
     except Exception as error:
-        raise PlannerUnreachable(_first_line(error) or f"no answer in {timeout_s:g} s") from error
+        raise PlannerUnreachable(_first_line(error)) from error
 
 
 class Reporter:

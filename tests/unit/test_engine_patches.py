@@ -1,6 +1,8 @@
 """Which patch serves which vLLM, and what is said of a drafter that an old one runs wrongly."""
 
+import os
 import re
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -8,10 +10,11 @@ import pytest
 
 from hybrid_serve.engine.drafter_faults import sliding_as_full
 from hybrid_serve.engine.patches import dflash_hidden_states, patch_for
-from hybrid_serve.engine.resolve import check_release
+from hybrid_serve.engine.resolve import LAYOUT_VARIABLE, check_release, resolve, take_back_layout
 from hybrid_serve.facts.capabilities import CAPABILITIES, capabilities
 from hybrid_serve.facts.layers import AttentionLayers, Layers
 from hybrid_serve.plan.best import best
+from hybrid_serve.plan.decide import decide
 from hybrid_serve.plan.kv_plan import KVPlan
 from hybrid_serve.plan.verdict import NeedsPatch
 from tests.cases import case_named, inputs_of
@@ -102,3 +105,23 @@ def test_a_plan_runs_on_a_release_that_lays_out_its_kv_cache_alike(planned: str,
 def test_a_plan_for_another_release_is_refused_with_both_versions(planned: str, running: str) -> None:
     with pytest.raises(ValueError, match=f"is for vLLM {planned}, and this is vLLM {re.escape(running)}"):
         check_release(plan_for(planned), running)
+
+
+def test_the_layout_of_a_plan_ends_with_its_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("vllm", reason="vLLM is not installed")
+    monkeypatch.delenv(LAYOUT_VARIABLE, raising=False)
+    packed = decide(inputs_of(case_named("seed-measured-20g"), CAPABILITIES["0.29.0"])).plan
+    assert packed is not None and packed.kv_cache_layout == "BLNHC"
+    other = replace(packed, kv_cache_layout="another")
+    for plan in (packed, other, packed):
+        take_back_layout()
+        assert LAYOUT_VARIABLE not in os.environ
+        resolve(plan, SimpleNamespace(additional_config={}))
+        assert os.environ[LAYOUT_VARIABLE] == plan.kv_cache_layout
+    with pytest.raises(ValueError, match="needs VLLM_KV_CACHE_LAYOUT=another, the environment has BLNHC"):
+        resolve(other, SimpleNamespace(additional_config={}))
+    take_back_layout()
+    monkeypatch.setenv(LAYOUT_VARIABLE, "BLNHC")
+    resolve(packed, SimpleNamespace(additional_config={}))
+    take_back_layout()
+    assert os.environ[LAYOUT_VARIABLE] == "BLNHC", "the user's"

@@ -32,3 +32,19 @@ def test_prefix_lookups_add_up() -> None:
         collector.record(step, None)
     told = collector.snapshot(1)
     assert (told.prefix_queries, told.prefix_hits, told.kv_usage) == (200, 120, 0.5)
+
+
+def test_latencies_add_up_and_requests_of_one_token_have_no_time_per_token() -> None:
+    collector = StatsCollector(0)
+    for first_tokens, ended in (([0.5, 0.25], []), ([], [(3, 0.5), (1, 0.0)]), ([1.0], [(2, 0.25)])):
+        iteration = stats.IterationStats()
+        iteration.time_to_first_tokens_iter = first_tokens
+        iteration.finished_requests = [
+            stats.FinishedRequestStats(
+                finish_reason=None, num_generation_tokens=tokens, mean_time_per_output_token=seconds
+            )
+            for tokens, seconds in ended
+        ]
+        collector.record(None, iteration)
+    told = collector.snapshot(0)
+    assert (told.ttft_count, told.ttft_sum_s, told.tpot_count, told.tpot_sum_s) == (3, 1.75, 2, 0.75)

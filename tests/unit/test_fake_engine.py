@@ -180,3 +180,47 @@ def test_engines_are_made_by_name() -> None:
     assert isinstance(make_engine("fake"), FakeEngine)
     with pytest.raises(ValueError, match="vllm, fake"):
         make_engine("other")
+
+
+async def test_it_accepts_drafts_as_it_is_told(pair_folder: Path) -> None:
+    engine = await started(pair_folder, token_s=0, acceptance=[0.8, 0.5, 0.2])
+    for _ in range(4):
+        await exchange(engine.app, CHAT, request(max_tokens=100))
+    stats = await engine.stats()
+    assert stats.drafts == 160 and stats.accepted_per_position == (128, 80, 32, 0, 0, 0, 0), "400 tokens, 2.5 a draft"
+    assert stats.mean_acceptance_length == 2.5
+    assert (await (await started(pair_folder)).stats()).drafts == 0
+
+
+async def test_it_measures_its_latencies(pair_folder: Path) -> None:
+    engine = await started(pair_folder, token_s=0.01, prefill_s=0.1)
+    for values in ({"max_tokens": 5, "stream": True}, {"max_tokens": 5}, {"max_tokens": 1}):
+        await exchange(engine.app, CHAT, request(**values))
+    stats = await engine.stats()
+    assert (stats.ttft_count, stats.tpot_count) == (3, 2)
+    assert 0.11 <= stats.ttft_sum_s / 3 < 0.2 and 0.01 <= stats.tpot_sum_s / 2 < 0.03
+
+
+async def test_it_answers_some_requests_with_an_error(pair_folder: Path) -> None:
+    engine = await started(pair_folder, token_s=0, error_rate=0.25)
+    told = [(await exchange(engine.app, CHAT, request(max_tokens=1))).status for _ in range(8)]
+    assert told == [200, 200, 200, 500] * 2
+    await engine.check_health()
+
+
+async def test_it_can_die_after_a_while(pair_folder: Path) -> None:
+    engine = await started(pair_folder, token_s=0.003, die_after_s=0.05)
+    await engine.check_health()
+    told = await exchange(engine.app, CHAT, request(max_tokens=2000, stream=True))
+    assert b"it died after 0.05 s" in told.body
+    with pytest.raises(EngineStartError, match="it died"):
+        await engine.check_health()
+
+
+async def test_it_can_fail_to_start_for_as_long_as_a_file_exists(pair_folder: Path, tmp_path: Path) -> None:
+    file = tmp_path / "broken"
+    file.touch()
+    with pytest.raises(EngineStartError, match="broken exists"):
+        await started(pair_folder, fail_while=str(file))
+    file.unlink()
+    await started(pair_folder, fail_while=str(file))

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import pickle
 from collections.abc import AsyncGenerator
 from typing import Any
 
@@ -12,7 +13,7 @@ from deployments.forwarder import Forwarder
 from deployments.routing.board import Known
 from deployments.routing.facts import ReplicaLoad
 from deployments.routing.need import RequestNeed
-from deployments.routing.ticket import ReplicaFull, ReplicaUnavailable, Ticket
+from deployments.routing.ticket import ReplicaDraining, ReplicaFull, ReplicaUnavailable, Ticket
 from hybrid_serve.engine.base import Message
 from tests.asgi_client import Exchange, exchange, http_scope
 from tests.routing_fleet import facts
@@ -110,6 +111,55 @@ async def test_a_replica_that_is_full_costs_no_retry_and_is_no_suspect() -> None
     told = [await exchange(forwarder, CHAT, request()) for _ in range(3)]
     assert [each.body for each in told] == [b'"from c"'] * 3 and service.board.reserved == 0
     assert 1 <= len(full.tickets) <= 2, "each was asked once at most"
+
+
+DRAINING = (
+    pickle.loads(pickle.dumps(ReplicaDraining("another engine"))),
+    RayTaskError("handle", "Traceback", ReplicaDraining("another engine")).as_instanceof_cause(),
+)
+
+
+@pytest.mark.parametrize("error", DRAINING, ids=lambda error: type(error).__name__)
+async def test_a_replica_that_drains_costs_no_retry_and_is_no_suspect(error: Exception) -> None:
+    draining = Pool(fails(error))
+    service = service_of("demo", a=draining, b=draining, c=Pool(says("from c")))
+    forwarder = Forwarder({"demo": service})
+    forwarder.retries = 0
+    told = [await exchange(forwarder, CHAT, request()) for _ in range(4)]
+    assert [each.body for each in told] == [b'"from c"'] * 4 and service.board.reserved == 0
+    assert 1 <= len(draining.tickets) <= 2, "each was asked once at most"
+    assert all(entry.suspect_since is None for entry in service.board._entries.values())
+
+
+async def test_a_request_waits_for_the_only_replica_to_run_its_next_engine() -> None:
+    async def drains(scope: dict[str, Any], body: bytes, ticket: Ticket) -> AsyncGenerator[Message]:
+        if len(pool.tickets) == 1:
+            raise ReplicaDraining("another engine")
+        async for message in says("from the next engine")(scope, body, ticket):
+            yield message
+
+    pool = Pool(drains)
+    service = service_of("demo", a=pool)
+    service.board.suspect_s = 0.05
+    forwarder = Forwarder({"demo": service})
+    asking = asyncio.ensure_future(exchange(forwarder, CHAT, request()))
+    await asyncio.sleep(0.02)
+    assert not asking.done() and (await exchange(forwarder, http_scope("GET", "/health"))).status == 503
+    for sequence in (1, 2, 3):
+        await asyncio.sleep(0.06)
+        load = ReplicaLoad(sequence=sequence, draining=sequence < 3)
+        service.board._clock.now += 1  # type: ignore[attr-defined]
+        service.board.update("a", {"a": Known(facts(500, pool="a"), load, 10_000)})
+        await asyncio.sleep(0)
+    told = await asyncio.wait_for(asking, 5)
+    assert told.body == b'"from the next engine"' and len(pool.tickets) == 2
+
+
+async def test_a_fleet_that_drains_for_longer_than_a_request_may_wait_is_503() -> None:
+    service = service_of("demo", a=Pool(fails(ReplicaDraining("another engine"))))
+    service.admission.max_queue_s = 0.05
+    told = await exchange(Forwarder({"demo": service}), CHAT, request())
+    assert told.status == 503 and int(told.headers["retry-after"]) >= 1 and service.board.reserved == 0
 
 
 async def test_a_full_fleet_is_healthy_and_its_requests_wait_no_longer_than_they_may() -> None:
@@ -304,6 +354,15 @@ async def test_a_full_replica_lists_its_model_by_name_and_is_no_suspect() -> Non
     assert [card["id"] for card in json.loads(told.body)["data"]] == ["one", "two"]
     board = services["one"].board
     assert board.can_serve and board.free_tokens() == {} and board.reserved == 0
+
+
+async def test_a_draining_replica_lists_its_model_by_name() -> None:
+    draining = Pool(fails(ReplicaDraining("another engine")))
+    services = {"one": service_of("one", a=draining), "two": service_of("two", b=Pool(says(1)))}
+    for _ in range(2):
+        told = await exchange(Forwarder(services), http_scope("GET", "/v1/models"))
+        assert [card["id"] for card in json.loads(told.body)["data"]] == ["one", "two"]
+    assert len(draining.tickets) == 1 and services["one"].board.reserved == 0
 
 
 async def test_health_is_that_of_the_fleet() -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from hybrid_serve.negotiation.answers import agreement_with, answer_to
 from hybrid_serve.negotiation.offer import ReplicaOffer
 from hybrid_serve.negotiation.planner import Planner
 from hybrid_serve.negotiation.store import MemoryStore
+from hybrid_serve.rollout.wire import Order, ReplicaRun
 from tests.fleets import RETRAINED, fleet_of, offer_of, problem, report_of
 
 FLEET = fleet_of({"big": problem(80), "small": problem(6)})
@@ -118,10 +120,126 @@ async def test_a_report_that_was_lost_is_sent_with_the_next_heartbeat(
     assert [replica["state"] for replica in await replicas(planner)] == ["running"]
 
 
-async def test_heartbeats_go_on_in_the_background(offer: ReplicaOffer, monkeypatch: pytest.MonkeyPatch) -> None:
-    handle = with_planner(monkeypatch, Planner())
+class Ordering(Planner):
+    """Answers each heartbeat with `order`, and remembers what it was told."""
+
+    def __init__(self, order: Order) -> None:
+        super().__init__()
+        self.order = order
+        self.runs: list[ReplicaRun | None] = []
+
+    async def heartbeat(self, replica_id: str, incarnation: str, run: ReplicaRun | None = None) -> Order:
+        self.runs.append(run)
+        known = (await super().heartbeat(replica_id, incarnation, run)).known
+        return replace(self.order, known=known)
+
+    async def pool_config(self, app: str, digest: str, pool: str) -> Any:
+        if (app, digest) != ("default", "g1"):
+            raise ValueError(f"app {app} has no generation {digest}")
+        return {"pool": pool}
+
+
+RUN = ReplicaRun(app="default", model="seed", pool="big", digest="g0", phase="serving")
+
+
+async def test_a_heartbeat_tells_what_the_replica_does_and_brings_an_order(
+    offer: ReplicaOffer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    planner = Ordering(Order(known=True, run="g1", drain_s=7.0))
+    with_planner(monkeypatch, planner)
+    orders: list[Order] = []
+
+    async def run() -> ReplicaRun:
+        return RUN
+
+    reporter = client.Reporter(offer, await client.negotiate(offer), run=run, on_order=orders.append)
+    assert await reporter.beat() and await reporter.beat()
+    assert planner.runs == [RUN, RUN]
+    assert [(order.known, order.run, order.drain_s) for order in orders] == [(False, "g1", 7.0), (True, "g1", 7.0)]
+    assert [replica["state"] for replica in await replicas(planner)] == ["offered"]
+
+
+async def test_a_replica_that_can_not_say_what_it_does_still_says_that_it_lives(
+    offer: ReplicaOffer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    planner = Ordering(Order(known=True))
+    with_planner(monkeypatch, planner)
+
+    async def run() -> ReplicaRun:
+        raise LookupError("figures")
+
+    reporter = client.Reporter(offer, await client.negotiate(offer), run=run)
+    assert await reporter.beat() and planner.runs == [None]
+
+
+async def test_a_new_engine_is_a_new_incarnation_with_its_own_report(
+    offer: ReplicaOffer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    planner = Planner()
+    handle = with_planner(monkeypatch, planner)
+    reporter = client.Reporter(offer, await client.negotiate(offer))
+    await reporter.started(report_of(reporter._answer))
+    assert await reporter.beat()
+    other = fleet_of({"big": problem(80, num_speculative_tokens=3)})
+    again = offer_of(other, "big")
+    answer = await client.negotiate(again)
+    incarnations = {reporter.incarnation}
+    handle.calls.clear()
+    reporter.offered(again, answer)
+    incarnations.add(reporter.incarnation)
+    assert await reporter.beat()
+    assert [(each["state"], each["generation"]) for each in await replicas(planner)] == [("offered", other.generation)]
+    assert await reporter.started(report_of(answer))
+    incarnations.add(reporter.incarnation)
+    assert await reporter.beat() and handle.calls == ["heartbeat", "report", "report", "heartbeat"]
+    (entry,) = await replicas(planner)
+    assert (entry["state"], entry["plan_id"]) == ("running", answer.decision.plan and answer.decision.plan.plan_id)
+    assert len(incarnations) == 3
+
+
+async def test_news_are_told_at_once(offer: ReplicaOffer, monkeypatch: pytest.MonkeyPatch) -> None:
+    handle = with_planner(monkeypatch, Ordering(Order(known=True, again_s=60)))
+    reporter = client.Reporter(offer, await client.negotiate(offer), period_s=60)
+    reporter.begin()
+    for beats in (1, 2, 3):
+        async with asyncio.timeout(5):
+            while handle.calls.count("heartbeat") < beats:
+                await asyncio.sleep(0.01)
+        reporter.beat_soon()
+    await reporter.stop()
+
+
+async def test_a_planner_that_is_away_is_asked_again_at_the_replicas_own_pace(
+    offer: ReplicaOffer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    handle = with_planner(monkeypatch, None)
+    reporter = client.Reporter(offer, await client.negotiate(offer), period_s=0.01)
+    reporter.begin()
+    async with asyncio.timeout(5):
+        while handle.calls.count("heartbeat") < 5:
+            await asyncio.sleep(0.01)
+    await reporter.stop()
+
+
+async def test_a_pools_configuration_is_fetched_or_it_is_said_why_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    handle = with_planner(monkeypatch, Ordering(Order(known=True)))
+    assert await client.pool_config("default", "g1", "big") == {"pool": "big"}
+    with pytest.raises(ValueError, match="no generation g2"):
+        await client.pool_config("default", "g2", "big")
+    handle.planner = None
+    with pytest.raises(client.PlannerUnreachable, match="the actor died"):
+        await client.pool_config("default", "g1", "big")
+    handle.delay_s = 5
+    with pytest.raises(client.PlannerUnreachable, match=r"no answer in 0\.05 s"):
+        await client.pool_config("default", "g1", "big", timeout_s=0.05)
+
+
+async def test_heartbeats_go_on_in_the_background_when_the_planner_wishes_it(
+    offer: ReplicaOffer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    handle = with_planner(monkeypatch, Ordering(Order(known=True, again_s=0.01)))
     answer = await client.negotiate(offer)
-    reporter = client.Reporter(offer, answer, period_s=0.01)
+    reporter = client.Reporter(offer, answer, period_s=60)
     reporter.begin()
     async with asyncio.timeout(5):
         while handle.calls.count("heartbeat") < 5:
@@ -129,7 +247,7 @@ async def test_heartbeats_go_on_in_the_background(offer: ReplicaOffer, monkeypat
     await reporter.stop()
     await reporter.stop()
     after = len(handle.calls)
-    await asyncio.sleep(0.05)
+    await asyncio.sleep(0.15)
     assert len(handle.calls) == after and handle.calls.count("forget") == 1
 
 

@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from deployments.routing.board import FULL_LONGEST_S, SUSPECT_LONGEST_S, Known, Reservation
 from deployments.routing.facts import ReplicaFacts, ReplicaLoad
-from deployments.routing.need import NO_KV
+from deployments.routing.need import NO_KV, RequestNeed
 from tests.routing_fleet import Fleet, facts, request
 
 UNLIKE = {"small": 6_000, "middle": 12_000, "large": 24_000}
@@ -215,6 +215,67 @@ def test_a_full_replica_that_nothing_is_heard_of_is_tried_again() -> None:
     assert fleet.board.reserve(request(64)) is not None
 
 
+def test_a_draining_replica_gets_nothing_and_is_no_suspect() -> None:
+    fleet = unlike_fleet()
+
+    def asked(need: RequestNeed) -> set[str]:
+        return {each.replica_id for each in [fleet.board.reserve(need) for _ in range(30)] if each}
+
+    fleet.report("large", draining=True)
+    assert asked(request(64)) == {"small", "middle"} == set(fleet.board.free_tokens())
+    fleet.clock.now += SUSPECT_LONGEST_S
+    assert asked(NO_KV) == {"small", "middle"}
+    fleet.report("large", draining=False)
+    assert "large" in asked(NO_KV) and "large" in asked(request(64))
+
+
+def test_a_replica_that_refused_a_request_for_draining_gets_nothing_until_it_says_otherwise() -> None:
+    fleet = Fleet().with_replicas(a=facts(100))
+    running, refused = fleet.board.reserve(NO_KV), fleet.board.reserve(request(64))
+    assert running is not None and refused is not None and fleet.board.draining(refused)
+    assert not fleet.board.can_serve and fleet.board.fullness() == {"a": 0}
+    fleet.board.release(running)
+    fleet.report("a")
+    assert fleet.board.reserve(request(64)) is None, "that report may be from before"
+    fleet.clock.now += 1
+    fleet.report("a", draining=True)
+    assert fleet.board.reserve(request(64)) is None
+    fleet.report("a", draining=False)
+    assert fleet.board.reserve(request(64)) is not None
+    assert not fleet.board.draining(refused)
+    fleet.board.check_integrity()
+
+
+def test_a_draining_replica_that_nothing_is_heard_of_is_tried_again() -> None:
+    fleet = Fleet().with_replicas(a=facts(100))
+    refused = fleet.board.reserve(request(64))
+    assert refused is not None and fleet.board.draining(refused)
+    fleet.clock.now += FULL_LONGEST_S
+    assert fleet.board.reserve(request(64)) is not None
+
+
+def test_a_replica_that_runs_another_engine_is_counted_by_that_ones_blocks() -> None:
+    fleet = Fleet().with_replicas(a=facts(1000))
+    old = fleet.board.reserve(request(4000, prefix=(1, 2)))
+    assert old is not None
+    fleet.report("a", kv_usage=0.9)
+    fleet.known["a"] = fleet.known["a"]._replace(facts=facts(old.blocks - 1, max_model_len=100))
+    fleet.report("a", kv_usage=0.0)
+    fleet.board.check_integrity()
+    assert fleet.board.max_model_len == 100 and fleet.board.never_fits(request(4000))
+    assert fleet.board.reserve(request(64)) is None, "an answer of the old engine is still on its way"
+    fleet.board.release(old)
+    assert fleet.board.fullness() == {"a": 0} and fleet.board.reserve(request(64)) is not None
+    assert fleet.board._prefixes.holders((1, 2), {"a"}) == ()
+    fleet.board.check_integrity()
+
+
+def test_a_switched_replicas_facts_travel_with_its_load_and_only_then() -> None:
+    assert "facts" not in ReplicaLoad(sequence=3).to_stats()
+    load = ReplicaLoad(sequence=3, draining=True, facts=facts(7).to_metadata())
+    assert ReplicaLoad.from_stats(load.to_stats()) == load
+
+
 @pytest.mark.parametrize(("limit", "most"), [(28, 16), (24, 16), (12, 4), (9, 1), (3, 1)])
 def test_places_are_left_for_requests_without_kv(limit: int, most: int) -> None:
     fleet = Fleet()
@@ -298,6 +359,22 @@ class BoardMachine(RuleBasedStateMachine):
         assert self.fleet.board.refused(reservation) and self.fleet.board.can_serve == could_serve
         self.released.append(reservation)
 
+    @precondition(lambda self: self.held)
+    @rule(data=st.data())
+    def refuse_for_draining(self, data: st.DataObject) -> None:
+        reservation = self.held.pop(data.draw(st.sampled_from(sorted(self.held))))
+        assert self.fleet.board.draining(reservation)
+        assert reservation.replica_id not in self.fleet.board.free_tokens()
+        self.released.append(reservation)
+
+    @precondition(lambda self: self.fleet.known)
+    @rule(data=st.data(), blocks=st.integers(12, 400), seqs=st.integers(1, 20))
+    def run_another_engine(self, data: st.DataObject, blocks: int, seqs: int) -> None:
+        name = data.draw(st.sampled_from(sorted(self.fleet.known)))
+        known = self.fleet.known[name]
+        self.fleet.known[name] = known._replace(facts=facts(blocks, max_num_seqs=seqs))
+        self.fleet.report(name)
+
     @precondition(lambda self: self.released)
     @rule(data=st.data())
     def release_twice(self, data: st.DataObject) -> None:
@@ -306,10 +383,13 @@ class BoardMachine(RuleBasedStateMachine):
         assert self.fleet.board.fullness() == before
 
     @precondition(lambda self: self.fleet.known)
-    @rule(data=st.data(), usage=st.floats(0, 1), others=st.integers(0, 50), healthy=st.booleans())
-    def report(self, data: st.DataObject, usage: float, others: int, healthy: bool) -> None:
+    @rule(data=st.data(), usage=st.floats(0, 1), others=st.integers(0, 50), healthy=st.booleans(), drains=st.booleans())
+    def report(self, data: st.DataObject, usage: float, others: int, healthy: bool, drains: bool) -> None:
         name = data.draw(st.sampled_from(sorted(self.fleet.known)))
-        self.fleet.report(name, kv_usage=usage, reserved={"other": (others, 1)}, healthy=healthy)
+        load = {"kv_usage": usage, "reserved": {"other": (others, 1)}, "healthy": healthy, "draining": drains}
+        self.fleet.report(name, **load)
+        if drains or not healthy:
+            assert name not in self.fleet.board.free_tokens()
 
     @precondition(lambda self: self.fleet.known)
     @rule(data=st.data(), seconds=st.floats(0, 40))

@@ -9,6 +9,7 @@ from ray.serve._private.request_router.common import PendingRequest
 
 from deployments.routing.board import Board
 from deployments.routing.boards import board_of
+from deployments.routing.facts import ReplicaLoad
 from deployments.routing.router import CapacityRouter
 from deployments.routing.ticket import ReplicaFull, ReplicaUnavailable, Ticket
 from tests.routing_fleet import facts
@@ -83,3 +84,17 @@ async def test_a_replica_that_died_is_gone() -> None:
     with pytest.raises(ReplicaUnavailable, match="is gone"):
         await router._choose_replica_for_request(pending("one"), is_retry=True)
     assert router._out_of_reach == set()
+
+
+async def test_a_replica_that_runs_another_engine_is_known_by_what_it_tells_with_its_load() -> None:
+    one = Running("one")
+    router = await router_of(one)
+    board: Board = board_of(POOL.app_name, "demo")
+    later = facts(500, max_model_len=100).to_metadata()
+    for facts_told, longest in ((later, 100), (dict(later), 100), ({"colour": "red"}, 100), (None, 8192)):
+        sequence = one.routing_stats.get("sequence", 0) + 1
+        one.routing_stats = ReplicaLoad(sequence=sequence, facts=facts_told).to_stats()
+        router.update_replicas([one])
+        assert board.max_model_len == longest
+    router.update_replicas([])
+    assert router._later_facts == {}

@@ -1,0 +1,86 @@
+"""One process runs real engines one after the other, as a replica does that changes its generation."""
+
+import json
+import subprocess
+import sys
+from functools import cache
+from typing import Any
+
+import pytest
+
+from tests.contract.engine_process import ROOT
+
+pytestmark = [pytest.mark.contract, pytest.mark.alone, pytest.mark.timeout(600)]
+
+PROMPTS = 8
+TASKS = (
+    {"tokens": 7, "prompts": PROMPTS},
+    {"tokens": 5, "prompts": PROMPTS},
+    {"tokens": 7, "give_up_after": 8},
+    {"tokens": 7, "plan_tokens": 3},
+    {"tokens": 7, "prompts": PROMPTS},
+)
+"""There, a start that is given up, one that fails, and back again."""
+
+
+@cache
+def in_turn() -> list[dict[str, Any]]:
+    process = subprocess.run(
+        [sys.executable, "-m", "tests.contract.run_engines_in_turn", json.dumps(TASKS)],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=550,
+    )
+    last = next((line for line in reversed(process.stdout.splitlines()) if line.startswith("[{")), None)
+    assert last is not None, f"the engines printed no answer:\n{process.stdout[-8000:]}"
+    came: list[dict[str, Any]] = json.loads(last)
+    return came
+
+
+def engines() -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+    seven, five, _, _, again = in_turn()
+    assert all("error" not in each for each in (seven, five, again)), (seven, five, again)
+    return seven, five, again
+
+
+def test_each_engine_gets_what_was_predicted_for_its_own_plan() -> None:
+    seven, five, again = engines()
+    for answer in engines():
+        assert answer["differences"] == [] and answer["report"]["num_blocks"] == answer["plan"]["num_blocks"]
+    assert seven["plan_id"] == again["plan_id"] != five["plan_id"]
+    assert seven["report"] == again["report"]
+    assert five["report"]["kv_tokens"] > seven["report"]["kv_tokens"], "a draft of 5 tokens needs fewer states"
+
+
+def test_greedy_tokens_are_the_same_under_each() -> None:
+    seven, five, again = engines()
+    assert len(seven["outputs"]) == PROMPTS and min(map(len, seven["outputs"])) > 0
+    assert seven["outputs"] == five["outputs"] == again["outputs"]
+
+
+def test_totals_begin_again_with_each_engine() -> None:
+    seven, five, again = (each["stats"] for each in engines())
+    assert [len(each["accepted_per_position"]) for each in (seven, five, again)] == [7, 5, 7]
+    assert seven["drafts"] == again["drafts"] and seven["accepted_per_position"] == again["accepted_per_position"]
+    for each in (seven, five, again):
+        assert each["finished_requests"] == each["ttft_count"] == each["tpot_count"] == PROMPTS
+        assert 0 < each["tpot_sum_s"] < each["ttft_sum_s"] < 60
+
+
+def test_nothing_is_left_of_an_engine_that_ended() -> None:
+    assert [each["left"] for each in in_turn()] == [[]] * len(TASKS)
+
+
+def test_a_start_that_is_given_up_ends_soon() -> None:
+    given_up = in_turn()[2]
+    assert given_up["cancelled"] and given_up["took"] < 5
+
+
+def test_a_start_that_fails_does_not_keep_the_next_from_starting() -> None:
+    assert "error" in in_turn()[3]
+
+
+def test_the_event_loop_goes_on_while_an_engine_starts() -> None:
+    assert max(each["longest_pause"] for each in in_turn()) < 3, "Ray Serve asks for health meanwhile"

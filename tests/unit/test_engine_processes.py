@@ -1,0 +1,51 @@
+"""An engine has ended when all of its processes have."""
+
+import multiprocessing
+import time
+from multiprocessing.connection import Connection
+
+import psutil
+import pytest
+
+from hybrid_serve.engine import processes
+from hybrid_serve.engine.processes import EngineProcesses
+
+SPAWN = multiprocessing.get_context("spawn")
+
+
+def worker(pipe: Connection) -> None:
+    pipe.send("here")
+    time.sleep(60)
+
+
+def core(pipe: Connection) -> None:
+    SPAWN.Process(target=worker, args=(pipe,)).start()
+    time.sleep(60)
+
+
+def started_core() -> multiprocessing.process.BaseProcess:
+    ours, theirs = SPAWN.Pipe()
+    process = SPAWN.Process(target=core, args=(theirs,), name="EngineCore")
+    process.start()
+    assert ours.poll(30) and ours.recv() == "here"
+    return process
+
+
+def test_workers_that_outlive_their_core_are_waited_for_and_then_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processes, "GRACE_S", 0.3)
+    before = SPAWN.Process(target=time.sleep, args=(60,))
+    before.start()
+    engine = EngineProcesses()
+    process = started_core()
+    running = engine.running()
+    names = [" ".join(each.cmdline()) for each in running]
+    assert len([name for name in names if "spawn_main" in name]) == 2 and before.pid not in [
+        each.pid for each in running
+    ]
+    engine.kill()
+    engine.wait_for_end(running)
+    assert not process.is_alive() and process.exitcode is not None, "no zombie is left"
+    assert not [each for each in running if each.is_running() and each.status() != psutil.STATUS_ZOMBIE]
+    assert engine.running() == [] and before.is_alive()
+    before.kill()
+    before.join()
