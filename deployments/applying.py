@@ -27,7 +27,7 @@ from ray.serve._private.common import DeploymentStatus, DeploymentStatusInfo, De
 from ray.serve.context import _get_global_client
 from ray.serve.deployment import Deployment
 
-from deployments.binding import Binding, bindings_of, remember
+from deployments.binding import Binding, bindings_of, generation_in, remember
 from deployments.builder import application_of
 from deployments.config import ReplicaConfig
 from deployments.deployment_options import ingress_actor_options, pool_actor_options
@@ -68,18 +68,25 @@ def apply(
         remember(offer)
     whole = _with_kept(offer, {name: bound[name] for name in keep if name in bound})
     built = build_app(application_of(whole, by_rollout=True), name=offer.app, route_prefix=_route_of(bound[INGRESS]))
-    built.deployments = [_as_bound(one, bound.get(one.name), bound, whole, restart) for one in built.deployments]
-    client.deploy_applications([built], wait_for_ingress_deployment_creation=False, wait_for_applications_running=False)
+    deployments = [_as_bound(one, bound.get(one.name), bound, whole, restart) for one in built.deployments]
+    client.deploy_applications(
+        [replace(built, deployments=deployments)],
+        wait_for_ingress_deployment_creation=False,
+        wait_for_applications_running=False,
+    )
     started = time.monotonic()
-    _wait_until_taken(offer, {one.name: str(one.version) for one in built.deployments})
-    awaited = {one.name for one in built.deployments if one.name not in bound or one.name in restart}
+    _wait_until_taken(offer.app, deployments)
+    awaited = {one.name for one in deployments if one.name not in bound or one.name in restart}
     _wait_until_healthy(offer.app, awaited, started + timeout_s)
 
 
 def _with_kept(offer: GenerationOffer, kept: Mapping[str, Binding]) -> GenerationOffer:
-    """The offer with pools as they are bound now in place of its own."""
+    """The offer with pools as they are bound now in place of its own; another generation as long as there are any."""
+    if not kept:
+        return offer
     pools = {name: _kept_pool(binding) for name, binding in kept.items()}
-    return replace(offer, pools={**offer.pools, **pools})
+    digest = f"{offer.digest} but {', '.join(sorted(kept))}"
+    return replace(offer, digest=digest, pools={**offer.pools, **pools})
 
 
 def _kept_pool(binding: Binding) -> PoolOffer:
@@ -151,23 +158,23 @@ def _route_of(ingress: Binding) -> str | None:
     return ingress.route if ingress.route is not None else ingress.info.route_prefix
 
 
-def _wait_until_taken(offer: GenerationOffer, versions: Mapping[str, str]) -> None:
+def _wait_until_taken(app: str, deployments: Collection[Deployment]) -> None:
     """The controller takes a deployed app with its next look at all of them."""
     deadline = time.monotonic() + TAKEN_TIMEOUT_S
     while True:
-        now = bindings_of(offer.app)
-        missing = [
-            name
-            for name, version in versions.items()
-            if name not in now or now[name].generation != offer.digest or now[name].version != version
-        ]
+        now = bindings_of(app)
+        missing = [one.name for one in deployments if one.name not in now or not _is_taken(one, now[one.name])]
         if not missing:
             return
         if time.monotonic() > deadline:
-            raise ApplyError(
-                f"Ray Serve has not taken {', '.join(missing)} of app {offer.app} in {TAKEN_TIMEOUT_S:g} s"
-            )
+            raise ApplyError(f"Ray Serve has not taken {', '.join(missing)} of app {app} in {TAKEN_TIMEOUT_S:g} s")
         time.sleep(LOOK_PERIOD_S)
+
+
+def _is_taken(deployment: Deployment, binding: Binding) -> bool:
+    return binding.version == deployment.version and binding.generation == generation_in(
+        deployment._deployment_config.autoscaling_config
+    )
 
 
 def _wait_until_healthy(app: str, names: Collection[str], deadline: float) -> None:

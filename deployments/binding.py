@@ -11,6 +11,7 @@ from typing import Any
 import ray
 from ray.experimental.internal_kv import _internal_kv_del, _internal_kv_get, _internal_kv_put
 from ray.serve._private.deployment_info import DeploymentInfo
+from ray.serve.config import AutoscalingConfig
 from ray.serve.context import _get_global_client
 from ray.serve.generated.serve_pb2 import DeploymentRoute
 
@@ -57,8 +58,12 @@ class Binding:
     @property
     def generation(self) -> str:
         """Digest of the generation that it was deployed with; empty for another app's."""
-        scaling = self.info.deployment_config.autoscaling_config
-        return "" if scaling is None else str(scaling.policy.policy_kwargs.get("generation", ""))
+        return generation_in(self.info.deployment_config.autoscaling_config)
+
+
+def generation_in(scaling: AutoscalingConfig | None) -> str:
+    """The digest that our policies are told (`deployments.autoscaling.policy`); empty for another's policy."""
+    return "" if scaling is None else str(scaling.policy.policy_kwargs.get("generation", ""))
 
 
 def bindings_of(app: str) -> dict[str, Binding]:

@@ -66,9 +66,7 @@ def application_of(offer: GenerationOffer, *, by_rollout: bool = False) -> Appli
     config, models = config_of(offer), bound_models(offer)
     services = {
         model.name: {
-            pool.name: serve.deployment(Replica)
-            .options(**pool_options(pool, model.pools, config, offer.digest))
-            .bind(pool.config)
+            pool.name: serve.deployment(Replica).options(**pool_options(pool, model.pools, config)).bind(pool.config)
             for pool in model.pools
         }
         for model in models

@@ -28,10 +28,8 @@ PLACEMENT = "HYBRID_SERVE_PLACEMENT"
 _ONE_LOOP = {"RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0", "RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP": "0"}
 
 
-def pool_options(
-    planned: BoundPool, pools: Sequence[BoundPool], config: AppConfig, generation: str = ""
-) -> dict[str, Any]:
-    """Options of one pool's deployment. `pools` are all of its model's, `generation` is the digest of all of it."""
+def pool_options(planned: BoundPool, pools: Sequence[BoundPool], config: AppConfig) -> dict[str, Any]:
+    """Options of one pool's deployment. `pools` are all of its model's."""
     pool, sizing, scaling = planned.config.pool, planned.sizing, config.scaling
     return {
         "name": pool.name,
@@ -53,7 +51,7 @@ def pool_options(
             target_ongoing_requests=sizing.target_ongoing_requests,
             upscale_delay_s=pool.upscale_delay_s,
             downscale_delay_s=pool.downscale_delay_s,
-            generation=generation,
+            generation=planned.config.generation,
         ),
         "max_constructor_retry_count": pool.start_attempts,
         "graceful_shutdown_timeout_s": pool.graceful_shutdown_timeout_s,
