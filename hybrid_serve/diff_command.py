@@ -46,7 +46,6 @@ def run(arguments: argparse.Namespace) -> int:
     from deployments.config_changes import changes_between
     from deployments.generation import Problems
     from deployments.rollout_requests import planned
-
     from deployments.running_generation import running_generation
 
     with connected(arguments.address) as planner:
@@ -74,7 +73,10 @@ def text(found: dict[str, Any]) -> str:
     same = digest["now"] == digest["then"]
     if same and not found["fields"]:
         return f"generation {number_now} is this already: nothing would change"
-    lines = [f"generation {number_now} ({digest['now']}) -> " + ("the same" if same else digest["then"]), ""]
+    if same:
+        lines = [f"generation {number_now} is this already; what differs is how the next one goes out", ""]
+    else:
+        lines = [f"generation {number_now} ({digest['now']}) -> {digest['then']}", ""]
     if found["fields"]:
         lines += aligned(FIELDS, [_field(change) for change in found["fields"]])
     else:
