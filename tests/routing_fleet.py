@@ -3,9 +3,10 @@
 from dataclasses import replace
 from typing import Any
 
-from deployments.routing.board import Board, Known
+from deployments.routing.board import Board
 from deployments.routing.facts import ReplicaFacts, ReplicaLoad
 from deployments.routing.need import RequestNeed
+from deployments.routing.reservation import Known
 from hybrid_serve.plan.group_need import GroupNeed
 
 HYBRID = (

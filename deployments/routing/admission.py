@@ -7,9 +7,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from itertools import islice
 
-from deployments.routing.board import Board, Reservation
+from deployments.routing.board import Board
 from deployments.routing.freeing import FreeingRate
 from deployments.routing.need import NO_KV, RequestNeed
+from deployments.routing.reservation import Reservation
 
 MAX_QUEUED = 1000
 MAX_QUEUE_S = 30.0

@@ -2,13 +2,13 @@
 
 import time
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from deployments.routing.entry import Entry
-from deployments.routing.facts import ReplicaFacts, ReplicaLoad, Shape
+from deployments.routing.facts import Shape
 from deployments.routing.need import BYTES_PER_TOKEN, OUTPUT_TOKENS, Estimates, RequestNeed
 from deployments.routing.prefix import PrefixIndex
+from deployments.routing.reservation import Known, Reservation
 from deployments.routing.shares import Shares
 
 STICKY_MARGIN = 0.25
@@ -25,31 +25,6 @@ FULL_LONGEST_S = 5.0
 
 PRIOR_REQUESTS = 8
 """The start values of the estimates count as much as so many measured requests."""
-
-
-class Known(NamedTuple):
-    """One replica as its router knows it. `limit`: requests that Ray Serve lets it hold at once."""
-
-    facts: ReplicaFacts
-    load: ReplicaLoad
-    limit: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class Reservation:
-    """Room on a replica, held until it is released.
-
-    Attributes:
-        blocks, sequences: held there; both 0 for a request that needs no KV.
-        tokens: of the request, over all its sequences.
-    """
-
-    number: int
-    replica_id: str
-    pool: str
-    blocks: int
-    sequences: int
-    tokens: int
 
 
 class _Candidate(NamedTuple):

@@ -4,7 +4,8 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from deployments.routing.board import Board, Reservation
+from deployments.routing.board import Board
+from deployments.routing.reservation import Reservation
 from deployments.routing.ticket import ReplicaUnavailable
 
 AFTER_DRAIN_S = 5.0

@@ -9,9 +9,10 @@ from ray.serve._private.request_router.common import PendingRequest
 from ray.serve._private.request_router.replica_wrapper import RunningReplica
 from ray.serve._private.request_router.request_router import RequestRouter
 
-from deployments.routing.board import Board, Known
+from deployments.routing.board import Board
 from deployments.routing.boards import board_of
 from deployments.routing.facts import ReplicaFacts, ReplicaLoad
+from deployments.routing.reservation import Known
 from deployments.routing.ticket import ReplicaFull, ReplicaUnavailable, Ticket
 
 logger = logging.getLogger("ray.serve")

@@ -10,8 +10,8 @@ from deployments.autoscaling.options import FIGURES_PERIOD_S, WINDOW_S, facts_of
 from deployments.config import AppConfig, ScalingConfig
 from deployments.deployment_options import ingress_options, pool_options
 from deployments.fleet import PlannedModel, plan_model
-from deployments.routing.board import Known
 from deployments.routing.facts import ReplicaLoad
+from deployments.routing.reservation import Known
 from tests.demo_app import app_values
 from tests.routing_fleet import Fleet, facts, request
 

@@ -10,9 +10,9 @@ import pytest
 from ray.exceptions import ActorDiedError, ActorUnavailableError, RayTaskError
 
 from deployments.forwarder import Forwarder
-from deployments.routing.board import Known
 from deployments.routing.facts import ReplicaLoad
 from deployments.routing.need import RequestNeed
+from deployments.routing.reservation import Known
 from deployments.routing.ticket import ReplicaDraining, ReplicaFull, ReplicaUnavailable, Ticket
 from hybrid_serve.engine.base import Message
 from tests.asgi_client import Exchange, exchange, http_scope

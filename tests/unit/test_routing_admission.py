@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from deployments.routing.admission import Admission, Overloaded
-from deployments.routing.board import Reservation
 from deployments.routing.freeing import LONGEST_RETRY_S, WINDOW_S, FreeingRate
 from deployments.routing.need import NO_KV, RequestNeed
+from deployments.routing.reservation import Reservation
 from tests.routing_fleet import Clock, Fleet, facts, request
 
 SMALL = facts(1).blocks(64)

@@ -9,9 +9,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from deployments.routing.board import FULL_LONGEST_S, SUSPECT_LONGEST_S, Known, Reservation
+from deployments.routing.board import FULL_LONGEST_S, SUSPECT_LONGEST_S
 from deployments.routing.facts import ReplicaFacts, ReplicaLoad
 from deployments.routing.need import NO_KV, RequestNeed
+from deployments.routing.reservation import Known, Reservation
 from tests.routing_fleet import Fleet, facts, request
 
 UNLIKE = {"small": 6_000, "middle": 12_000, "large": 24_000}
