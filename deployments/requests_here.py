@@ -56,7 +56,7 @@ class RequestsHere:
         self.close()
         if await self._emptied(seconds):
             return 0
-        left = list(self._running)
+        left = [ended for ended in self._running if not ended.done()]
         for ended in left:
             ended.set_result(None)
         await self._emptied(ABORT_S)

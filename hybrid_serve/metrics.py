@@ -63,9 +63,9 @@ PLAN_DIFFERENCES = _gauge("plan_differences", "differences", "Differences betwee
 ACCEPTANCE_LENGTH = _gauge(
     "mean_acceptance_length", "tokens", "Tokens that one step yields, mean since start; 1 without a drafter."
 )
-DRAFTS = _gauge("drafts", "drafts", "Drafts since the replica's start.")
-ACCEPTED_TOKENS = _gauge("accepted_tokens", "tokens", "Drafted tokens that were accepted since the replica's start.")
-PREEMPTIONS = _gauge("preemptions", "preemptions", "Requests put back for want of KV since the replica's start.")
+DRAFTS = _gauge("drafts", "drafts", "Drafts since the engine's start.")
+ACCEPTED_TOKENS = _gauge("accepted_tokens", "tokens", "Drafted tokens that were accepted since the engine's start.")
+PREEMPTIONS = _gauge("preemptions", "preemptions", "Requests put back for want of KV since the engine's start.")
 REQUESTS = _gauge(
     "requests",
     "requests",

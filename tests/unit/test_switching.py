@@ -28,12 +28,14 @@ class Informed:
     def __init__(self) -> None:
         self.told: list[str] = []
         self.beats = 0
+        self.when_started: Callable[[], None] = lambda: None
 
     def offered(self, offer: ReplicaOffer, answer: PlanAnswer) -> None:
         self.told.append(f"offered K={offer.inputs.settings.num_speculative_tokens}")
 
     async def started(self, report: EngineReport) -> bool:
         self.told.append(f"started {report.num_blocks}")
+        self.when_started()
         return True
 
     def beat_soon(self) -> None:
@@ -139,6 +141,16 @@ async def test_an_order_is_followed_and_everything_is_told(pair_folder: Path) ->
     assert run.figures is not None and (run.figures.requests, run.figures.ttft_count) == (1, 1)
 
 
+async def test_orders_that_come_while_the_first_engine_starts_are_not_followed_yet(pair_folder: Path) -> None:
+    replica = Replica(pair_folder)
+    assert (await replica.switching.run()).phase == "starting"
+    replica.informed.when_started = lambda: replica.order("g5")
+    await replica.start()
+    assert replica.switching._task is None
+    replica.informed.when_started = lambda: None
+    await replica.serves("g7", 7)
+
+
 async def test_there_and_back_again(pair_folder: Path) -> None:
     replica = await Replica(pair_folder).start()
     for digest, k in (("g5", 5), ("g7", 7), ("g5", 5)):
@@ -194,6 +206,20 @@ async def test_what_still_runs_after_the_time_to_drain_is_ended(pair_folder: Pat
     await replica.serves("g5", 5)
     run = await replica.switching.run()
     assert run.before is not None and (run.before[1].requests, run.before[1].errors) == (0, 0)
+
+
+async def test_a_client_that_reads_nothing_holds_up_no_switch(pair_folder: Path) -> None:
+    """Its answer waits in the replica, and is ended when it goes on to read."""
+    replica = await Replica(pair_folder).start()
+    slow = replica.slot.serve(CHAT, request(max_tokens=1500, stream=True), None)
+    assert (await anext(slow))["status"] == 200
+    for digest, k in (("g5", 5), ("g7", 7)):
+        await replica.ordered(digest, drain_s=0.01)
+        await replica.serves(digest, k)
+    with pytest.raises(ReplicaUnavailable, match="time to drain was over"):
+        async for _ in slow:
+            pass
+    assert replica.slot._requests.running == 0
 
 
 @pytest.mark.parametrize(
