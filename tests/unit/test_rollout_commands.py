@@ -287,7 +287,7 @@ def test_a_planner_of_an_older_release_is_told_so(
 ) -> None:
     stand_in(monkeypatch, PlannerDouble())
     assert main(["pause"]) == 2
-    assert "the planner that runs has no pause: it is of an older release" in capsys.readouterr().err
+    assert "the planner that runs is of an older release of hybrid_serve than this command" in capsys.readouterr().err
 
 
 def test_an_error_inside_the_planner_is_told_without_a_traceback(
