@@ -179,7 +179,7 @@ def test_a_planner_that_dies_is_told_once_and_asked_until_it_is_back(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     silent = ray.exceptions.GetTimeoutError("no answer")
-    looks = [rollouts(rollout("baking")), silent, silent, rollouts(rollout("baking")), rollouts(last=rollout("done"))]
+    looks = [rollouts(rollout("baking")), silent, {}, rollouts(rollout("baking")), rollouts(last=rollout("done"))]
     planner_with(monkeypatch, rollouts=Script(*looks))
     assert main(["rollout", DEMO_FLEET]) == 0
     shown = [line[10:] for line in capsys.readouterr().out.splitlines()]
