@@ -66,8 +66,8 @@ class Replica:
                 on_order=switching.follow,
             )
             self._reporter.begin()
-        await switching.start(await prepare(planned))
-        self._facts_at_start = self._facts()
+        running = await switching.start(await prepare(planned))
+        self._facts_at_start = self._last_facts = running.facts
         gauges = ReplicaMetrics(app=self._app, model=planned.offer.model_name, pool=pool, replica=self._id)
         self._observation = Observation(self._slot, gauges)
         self._showing = keep_showing(self._observation.show)

@@ -87,15 +87,16 @@ class Switching:
         self._engine_start: asyncio.Task[Running] | None = None
         self._closed = False
 
-    async def start(self, prepared: Prepared) -> None:
-        """The replica's first engine.
+    async def start(self, prepared: Prepared) -> Running:
+        """The replica's first engine. Orders are followed from the moment on at which this returns.
 
         Raises:
             EngineStartError: it did not start.
         """
         running = await self._slot.start(prepared)
-        self._serve(running)
         await self._tell_started(running)
+        self._serve(running)
+        return running
 
     def follow(self, order: Order) -> None:
         """The planner's answer to a heartbeat. Returns at once; what follows of it happens in the background."""

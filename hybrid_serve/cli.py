@@ -48,7 +48,7 @@ def parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit status: 0 done; 1 no plan is possible, or a rollout was refused or rolled back; 2 wrong arguments or
     checkpoints, no cluster; 3 a rollout goes on without being watched."""
-    arguments = parser().parse_args(argv)
+    arguments = _parsed(argv)
     try:
         status: int = arguments.run(arguments)
     except (FactsError, WrongArgumentsError, NoFleetError, UnknownToPlannerError) as error:
@@ -59,6 +59,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     return status
+
+
+def _parsed(argv: Sequence[str] | None) -> argparse.Namespace:
+    """argparse takes no `key=value` that comes after an option."""
+    arguments, rest = parser().parse_known_args(argv)
+    overrides = [word for word in rest if "=" in word and not word.startswith("-")]
+    if rest and (rest != overrides or not hasattr(arguments, "overrides")):
+        parser().error(f"unrecognized arguments: {' '.join(rest)}")
+    if rest:
+        arguments.overrides = [*arguments.overrides, *rest]
+    return arguments
 
 
 if __name__ == "__main__":

@@ -39,12 +39,12 @@ class PlannerConnection:
 
         Raises:
             SilentPlannerError: no answer in `timeout_s`, or it died meanwhile.
-            NoFleetError: no planner runs there, or one of a release without this method.
+            NoFleetError: no planner runs there, or one of a release without rollouts.
             UnknownToPlannerError: the method refused its arguments.
         """
         import ray
 
-        return self.through(lambda planner: ray.get(_method(planner, method).remote(*args), timeout=timeout_s))
+        return self.through(lambda planner: ray.get(getattr(planner, method).remote(*args), timeout=timeout_s))
 
     def through(self, calls: Callable[[Any], Answer]) -> Answer:
         """What a function answers that is given the planner's handle. Raises as `ask`.
@@ -76,16 +76,13 @@ class PlannerConnection:
             raise NoFleetError(f"the planner failed: {error.cause!r}. Its log says more") from None
         except ray.exceptions.RayError as error:
             raise SilentPlannerError(f"the planner can't be asked: {_first_line(error)}. Ask again") from None
-
-
-def _method(planner: Any, name: str) -> Any:
-    try:
-        return getattr(planner, name)
-    except AttributeError:
-        raise NoFleetError(
-            f"the planner that runs has no {name}: it is of an older release of hybrid_serve than this command. Use "
-            "the command of its release, or deploy the app with this one"
-        ) from None
+        except AttributeError as error:
+            if hasattr(planner, "rollouts"):
+                raise
+            raise NoFleetError(
+                f"the planner that runs is of an older release of hybrid_serve than this command ({error}): use the "
+                "command of its release, or end the app and deploy it with this one"
+            ) from None
 
 
 def caller() -> str:

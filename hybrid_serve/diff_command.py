@@ -73,7 +73,10 @@ def text(found: dict[str, Any]) -> str:
     same = digest["now"] == digest["then"]
     if same and not found["fields"]:
         return f"generation {number_now} is this already: nothing would change"
-    lines = [f"generation {number_now} ({digest['now']}) -> " + ("the same" if same else digest["then"]), ""]
+    if same:
+        lines = [f"generation {number_now} is this already; what differs is how the next one goes out", ""]
+    else:
+        lines = [f"generation {number_now} ({digest['now']}) -> {digest['then']}", ""]
     if found["fields"]:
         lines += aligned(FIELDS, [_field(change) for change in found["fields"]])
     else:

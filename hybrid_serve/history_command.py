@@ -66,7 +66,7 @@ def _event(event: dict[str, Any]) -> tuple[str, ...]:
         event["app"],
         event["rollout"] or "",
         "" if event["generation"] is None else str(event["generation"]),
-        event["event"],
+        " ".join(filter(None, (event.get("replica"), event["event"]))),
         event["actor"] or "",
         event["reason"] or "",
     )

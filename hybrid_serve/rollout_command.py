@@ -8,12 +8,15 @@ out, and back by itself if a health gate fails; this command only shows it. Ctrl
 import argparse
 import json
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hybrid_serve.cluster_connection import PlannerConnection, add_app, caller, connected
 from hybrid_serve.config_argument import WrongArgumentsError, add_config, load
+from hybrid_serve.known_fleet import known_fleet
 from hybrid_serve.rollout.wire import RolloutOptions
 from hybrid_serve.rollout_watch import GoneError, Lines, Objects, Show, watch
+from hybrid_serve.serve_config_file import write_serve_config
 
 if TYPE_CHECKING:
     from deployments.config import AppConfig
@@ -58,6 +61,8 @@ def run(arguments: argparse.Namespace) -> int:
         raise WrongArgumentsError("give a configuration, or --attach for the rollout that is active")
     config = load(arguments)
     options = _options(arguments, config)
+    if arguments.serve_config is not None:
+        return _write(arguments, config)
     from deployments.rollout_requests import request
 
     with connected(arguments.address) as planner:
@@ -82,6 +87,25 @@ def _options(arguments: argparse.Namespace, config: "AppConfig") -> RolloutOptio
         )
     except AppError as error:
         raise WrongArgumentsError(str(error)) from None
+
+
+def _write(arguments: argparse.Namespace, config: "AppConfig") -> int:
+    """For `serve deploy`, which says in the configuration how it goes out, too."""
+    from deployments.generation import Problems, offer_of
+    from deployments.overrides import from_command_line
+
+    given = [name for name in ("canary", "bake", "max_unavailable", "allow_outage") if getattr(arguments, name)]
+    if given:
+        raise WrongArgumentsError(
+            f"--{given[0].replace('_', '-')} is for a rollout that begins here: for `serve deploy` write into the "
+            "configuration how it goes out, e.g. rollout.canary=10% or rollout.bake_s=5m"
+        )
+    offer = offer_of(config, arguments.app, known_fleet(arguments).devices)
+    if isinstance(offer, Problems):
+        return _refused(arguments, {"refused": str(offer), "problems": offer.to_json()})
+    began_with = {"config": str(Path(arguments.config).absolute()), **from_command_line(arguments.overrides)}
+    print(write_serve_config(Path(arguments.serve_config), offer, began_with, arguments.reason))
+    return 0
 
 
 def _refused(arguments: argparse.Namespace, answer: dict[str, Any]) -> int:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any, Protocol
 
-from hybrid_serve.cluster_connection import NoFleetError
+from hybrid_serve.cluster_connection import NoFleetError, SilentPlannerError
 from hybrid_serve.rollout_lines import ENDS, Changes, Rollout
 
 PERIOD_S = 0.5
@@ -62,8 +62,10 @@ def watch(planner: Asks, app: str, name: str, show: Show, *, sleep: Callable[[fl
 
 
 def _look(planner: Asks, app: str, name: str) -> Rollout:
-    known = planner.ask("rollouts", app, timeout_s=ANSWER_S).get(app, {})
-    for rollout in (known.get("rollout"), known.get("last")):
+    known = planner.ask("rollouts", app, timeout_s=ANSWER_S)
+    if app not in known:
+        raise SilentPlannerError("the planner has not read its book yet")
+    for rollout in (known[app]["rollout"], known[app]["last"]):
         if rollout is not None and rollout["name"] == name:
             found: Rollout = rollout
             return found

@@ -5,22 +5,13 @@ Every pool is planned for the devices that its replicas measured, and all proble
 
 import argparse
 import json
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any
 
-from hybrid_serve.cluster_connection import NoFleetError, SilentPlannerError, add_app, connected
+from hybrid_serve.cluster_connection import add_app
 from hybrid_serve.config_argument import add_config, load
-from hybrid_serve.facts.device import DeviceFacts
+from hybrid_serve.known_fleet import KnownFleet, known_fleet
 
-if TYPE_CHECKING:
-    from deployments.config import ReplicaConfig
-
-
-class _Known(NamedTuple):
-    """Of the running fleet, by pool: measured devices, and what replicas are bound with. `note`: why there are none."""
-
-    devices: dict[str, DeviceFacts]
-    running: "dict[str, ReplicaConfig]"
-    note: str = ""
+DESCRIBED = KnownFleet({}, {}, "devices: as the configuration describes them; no cluster was asked")
 
 
 def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -41,7 +32,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Plan and print. Exit status 1 if a pool can't hold it, 2 if the configuration is wrong or the cluster that is
     asked for does not answer."""
     config = load(arguments)
-    known = _known(arguments)
+    known = DESCRIBED if arguments.described else known_fleet(arguments)
 
     from deployments.config_changes import retrained
     from deployments.fleet_report import plan_app, table, to_json
@@ -63,26 +54,6 @@ def run(arguments: argparse.Namespace) -> int:
     lines.append(f"{count} problem{'' if count == 1 else 's'}: it can't go out" if count else "it can go out")
     print("\n".join(lines))
     return 1 if problems else 0
-
-
-def _known(arguments: argparse.Namespace) -> _Known:
-    if arguments.described:
-        return _Known({}, {}, "devices: as the configuration describes them; no cluster was asked")
-
-    from deployments.rollout_requests import measured_devices, running_pools
-
-    try:
-        with connected(arguments.address) as planner:
-            return _Known(
-                planner.through(lambda handle: measured_devices(handle, arguments.app)),
-                planner.through(lambda handle: running_pools(handle, arguments.app)),
-            )
-    except SilentPlannerError:
-        raise
-    except NoFleetError as error:
-        if arguments.address != "auto":
-            raise
-        return _Known({}, {}, f"devices: as the configuration describes them, since there is {error}")
 
 
 def _pools(shown: dict[str, Any]) -> list[dict[str, Any]]:

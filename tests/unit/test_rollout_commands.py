@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import ray
+import yaml
 
 from hybrid_serve.cli import main
 from hybrid_serve.rollout.wire import GenerationOffer, RolloutOptions
@@ -48,7 +49,7 @@ def test_a_rollout_is_begun_and_shown_until_it_is_done(
 def test_the_command_line_is_over_the_configuration(monkeypatch: pytest.MonkeyPatch) -> None:
     planner = planner_with(monkeypatch, rollouts=to_the_end())
     options = ["--canary", "10%", "--bake", "2m", "--max-unavailable", "20%", "--allow-outage"]
-    assert main(["rollout", DEMO_FLEET, "rollout.bake_s=1h", "rollout.gates.ttft_ratio=3", *options]) == 0
+    assert main(["rollout", DEMO_FLEET, "rollout.bake_s=1h", *options, "rollout.gates.ttft_ratio=3"]) == 0
     ((_, given, _, _),) = planner.calls("begin")
     assert (given.canary, given.bake_s, given.max_unavailable, given.allow_outage) == ("10%", 120.0, "20%", True)
     assert given.gates.ttft_ratio == 3.0
@@ -62,6 +63,7 @@ def test_the_command_line_is_over_the_configuration(monkeypatch: pytest.MonkeyPa
         (["rollout", DEMO_FLEET, "--max-unavailable", "0"], "give 1 or more"),
         (["rollout", DEMO_FLEET, "pools.h2.cost=1"], "pools.h2.cost: there is no such pool"),
         (["rollout", "/no/such.yaml"], "can't read the configuration /no/such.yaml"),
+        (["rollout", DEMO_FLEET, "--serve-config", "f", "--bake", "5m"], "rollout.bake_s=5m"),
         (["rollout"], "give a configuration, or --attach"),
         (["rollout", DEMO_FLEET, "--attach"], "--attach begins nothing"),
     ],
@@ -177,7 +179,7 @@ def test_a_planner_that_dies_is_told_once_and_asked_until_it_is_back(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     silent = ray.exceptions.GetTimeoutError("no answer")
-    looks = [rollouts(rollout("baking")), silent, silent, rollouts(rollout("baking")), rollouts(last=rollout("done"))]
+    looks = [rollouts(rollout("baking")), silent, {}, rollouts(rollout("baking")), rollouts(last=rollout("done"))]
     planner_with(monkeypatch, rollouts=Script(*looks))
     assert main(["rollout", DEMO_FLEET]) == 0
     shown = [line[10:] for line in capsys.readouterr().out.splitlines()]
@@ -285,7 +287,7 @@ def test_a_planner_of_an_older_release_is_told_so(
 ) -> None:
     stand_in(monkeypatch, PlannerDouble())
     assert main(["pause"]) == 2
-    assert "the planner that runs has no pause: it is of an older release" in capsys.readouterr().err
+    assert "the planner that runs is of an older release of hybrid_serve than this command" in capsys.readouterr().err
 
 
 def test_an_error_inside_the_planner_is_told_without_a_traceback(
@@ -294,3 +296,55 @@ def test_an_error_inside_the_planner_is_told_without_a_traceback(
     planner_with(monkeypatch, pause=raised_in_the_planner(KeyError("r1")))
     assert main(["pause"]) == 2
     assert capsys.readouterr().err == "hybrid-serve pause: the planner failed: KeyError('r1'). Its log says more\n"
+
+
+def test_the_file_for_serve_deploy_says_what_is_wanted_and_begins_nothing(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    planner = planner_with(monkeypatch)
+    file = tmp_path / "serve.yaml"
+    arguments = ["rollout", DEMO_FLEET, "num_speculative_tokens=5", "--serve-config", str(file)]
+    assert main(arguments) == 0
+    assert f"{file} is new: serve deploy {file} rolls generation" in capsys.readouterr().out
+    assert planner.calls("begin") == []
+    (app,) = yaml.safe_load(file.read_text())["applications"]
+    assert app["args"] == {"config": DEMO_FLEET, "num_speculative_tokens": "5"}
+    (ingress,) = app["deployments"]
+    assert ingress["user_config"]["desired"]["config"]["engine"]["num_speculative_tokens"] == 5
+
+
+def test_in_a_file_that_is_there_only_what_is_wanted_changes(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    planner_with(monkeypatch)
+    file = tmp_path / "serve.yaml"
+    file.write_text((Path(DEMO_FLEET).parents[1] / "deploy" / "serve.yaml").read_text())
+    before = yaml.safe_load(file.read_text())
+    arguments = ["rollout", DEMO_FLEET, "--serve-config", str(file), "--reason", "as tested"]
+    assert main(arguments) == 2
+    assert "of ours: fleet" in capsys.readouterr().err and yaml.safe_load(file.read_text()) == before
+    assert main([*arguments, "--app", "fleet"]) == 0
+    after = yaml.safe_load(file.read_text())
+    (ingress,) = after["applications"][0].pop("deployments")
+    assert after == before and ingress["user_config"]["desired"]["reason"] == "as tested"
+    assert main([*arguments, "--app", "fleet"]) == 0
+    assert len(yaml.safe_load(file.read_text())["applications"][0]["deployments"]) == 1, "twice is once"
+
+
+def test_a_pool_that_can_not_hold_it_is_refused_before_a_file_is_written(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    planner_with(monkeypatch)
+    file = tmp_path / "serve.yaml"
+    assert main(["rollout", DEMO_FLEET, "pools.l40s.kv_memory=1MiB", "--serve-config", str(file)]) == 1
+    assert not file.exists()
+
+
+@pytest.mark.parametrize("words", [["--no-such", "1"], ["--no-such=1"], ["--canary", "1", "twice"]])
+def test_what_is_neither_option_nor_override_is_an_error(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: list[str]
+) -> None:
+    planner = planner_with(monkeypatch)
+    with pytest.raises(SystemExit) as stopped:
+        main(["rollout", DEMO_FLEET, *words])
+    assert stopped.value.code == 2 and words[-1] in capsys.readouterr().err and planner.asked == []

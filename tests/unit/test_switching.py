@@ -28,12 +28,14 @@ class Informed:
     def __init__(self) -> None:
         self.told: list[str] = []
         self.beats = 0
+        self.when_started: Callable[[], None] = lambda: None
 
     def offered(self, offer: ReplicaOffer, answer: PlanAnswer) -> None:
         self.told.append(f"offered K={offer.inputs.settings.num_speculative_tokens}")
 
     async def started(self, report: EngineReport) -> bool:
         self.told.append(f"started {report.num_blocks}")
+        self.when_started()
         return True
 
     def beat_soon(self) -> None:
@@ -137,6 +139,16 @@ async def test_an_order_is_followed_and_everything_is_told(pair_folder: Path) ->
     assert run.failed is None and run.differences == ()
     assert run.before is not None and (run.before[0], run.before[1].requests) == ("g7", 1)
     assert run.figures is not None and (run.figures.requests, run.figures.ttft_count) == (1, 1)
+
+
+async def test_orders_that_come_while_the_first_engine_starts_are_not_followed_yet(pair_folder: Path) -> None:
+    replica = Replica(pair_folder)
+    assert (await replica.switching.run()).phase == "starting"
+    replica.informed.when_started = lambda: replica.order("g5")
+    await replica.start()
+    assert replica.switching._task is None
+    replica.informed.when_started = lambda: None
+    await replica.serves("g7", 7)
 
 
 async def test_there_and_back_again(pair_folder: Path) -> None:
