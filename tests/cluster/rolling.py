@@ -1,20 +1,20 @@
 """A fleet of fake engines that configurations are rolled out to, under a load that goes on for as long as it lives."""
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import psutil
 import ray
-from deployments.generation import offer_of
 from ray import serve
 
 from benchmarks.load import Load, Outcome, Request
 from benchmarks.rollout_watch import AWAY, Watch
 from benchmarks.steady_load import steady
 from deployments.config import AppConfig
+from deployments.generation import offer_of
 from hybrid_serve.negotiation.planner import ACTOR_NAME, NAMESPACE
 from hybrid_serve.rollout.wire import GenerationOffer
 from tests.cluster.conftest import App, until
@@ -56,10 +56,12 @@ def fleet_config(folder: Path, fake: dict[str, Any] | None = None, **engine: Any
 class Rolling:
     """The deployed app, its planner, and the load on it."""
 
-    def __init__(self, app: App, folder: Path) -> None:
+    def __init__(self, app: App, changed: Callable[..., AppConfig]) -> None:
+        """`changed`: the app's configuration with changes."""
         self.app = app
-        self.folder = folder
         self.load = Load(app.url, "demo", deadline_s=60)
+        self._changed = changed
+        self._pools = {pool.name: pool.min_replicas for pool in app.config.pools}
 
     def ask(self, method: str, *arguments: Any) -> Any:
         """The planner, which may be on its way back."""
@@ -79,7 +81,7 @@ class Rolling:
         return known["default"]
 
     def offer(self, **changes: Any) -> tuple[AppConfig, GenerationOffer]:
-        config = fleet_config(self.folder, **changes)
+        config = self._changed(**changes)
         offer = offer_of(config, "default")
         assert isinstance(offer, GenerationOffer), str(offer)
         return config, offer
@@ -109,7 +111,7 @@ class Rolling:
                 return None
             replicas = known["replicas"]
             pools = [each["pool"] for each in replicas]
-            whole = {pool: pools.count(pool) for pool in set(pools)} == POOLS and not known["rollout"]
+            whole = {pool: pools.count(pool) for pool in set(pools)} == self._pools and not known["rollout"]
             one = all(each["state"] == "serving" and each["generation"] == known["current"] for each in replicas)
             return known if whole and one else None
 
@@ -128,7 +130,7 @@ class Rolling:
 
     def pid_of(self, replica_id: str) -> int:
         details = serve.context._get_global_client().get_serve_details()["applications"]["default"]["deployments"]
-        (pid,) = [r["pid"] for pool in POOLS for r in details[pool]["replicas"] if r["replica_id"] == replica_id]
+        (pid,) = [r["pid"] for pool in self._pools for r in details[pool]["replicas"] if r["replica_id"] == replica_id]
         return int(pid)
 
     def controller(self) -> psutil.Process:
@@ -150,11 +152,13 @@ def chats() -> Iterator[Request]:
 
 
 @contextmanager
-def rolling(app: App, folder: Path) -> Iterator[Rolling]:
-    """Waits until the planner knows the deployed app and the load has begun."""
-    fleet = Rolling(app, folder)
+def rolling(
+    app: App, changed: Callable[..., AppConfig], requests: Iterable[Request], per_second: float
+) -> Iterator[Rolling]:
+    """Waits until the planner knows the deployed app, and sends requests without end."""
+    fleet = Rolling(app, changed)
     until(lambda: fleet.ask("rollouts", "default").get("default"), seconds=60)
     fleet.settled()
-    with steady(fleet.load, chats(), REQUESTS_PER_S, seed=1):
+    with steady(fleet.load, requests, per_second, seed=1):
         until(lambda: len(fleet.load.outcomes) > 5)
         yield fleet

@@ -3,6 +3,7 @@
 import os
 import signal
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +12,15 @@ import pytest
 from benchmarks.rollout_watch import Watch
 from deployments.config import AppConfig
 from tests.cluster.conftest import until
-from tests.cluster.rolling import Rolling, fleet_config, rolling
+from tests.cluster.rolling import REQUESTS_PER_S, Rolling, chats, fleet_config, rolling
 
 pytestmark = pytest.mark.cluster
 
 
 @pytest.fixture(scope="module")
 def fleet(deployed: Callable[[AppConfig], Any], pair_folder: Path) -> Iterator[Rolling]:
-    with deployed(fleet_config(pair_folder)) as app, rolling(app, pair_folder) as fleet:
+    changed = partial(fleet_config, pair_folder)
+    with deployed(changed()) as app, rolling(app, changed, chats(), REQUESTS_PER_S) as fleet:
         yield fleet
 
 
