@@ -57,9 +57,9 @@ class Answers:
         return len(self._by_chat)
 
     def right(self, outcome: Outcome) -> bool:
-        """Whether a finished request was answered as before."""
-        expected = self._by_chat[_chat(outcome.request)]
-        return outcome.text.startswith(expected) if outcome.request.ignore_eos else outcome.text == expected
+        """Whether a finished request was answered as before, but for blanks at its end."""
+        expected, text = self._by_chat[_chat(outcome.request)].rstrip(), outcome.text.rstrip()
+        return text.startswith(expected) if outcome.request.ignore_eos else text == expected
 
 
 def _chat(request: Request) -> str:

@@ -2,6 +2,8 @@
 
     python -m benchmarks.rollout --output benchmarks/results/rollout-cpu.json
     python -m benchmarks.rollout --scenarios steady,tokens
+    python -m benchmarks.rollout --scenarios kills --kills all --output benchmarks/results/rollout-kills-fake.json \
+        engine.implementation=fake 'engine.vllm_args={token_s: 0.004}'
 
 The fleet is that of `configs/demo-fleet.yaml` on this machine, two replicas in the pool h200, one in each of the
 others. Chats are greedy, streamed and plain, arrive at random (Poisson) at a stated rate whatever becomes of those
@@ -13,7 +15,7 @@ before, and have known answers. Scenarios, each beginning with the generation th
     corrupt     a drafter that can be read before the start, and not be loaded
     shuffled    a drafter that starts and whose guesses are worth nothing
     dead        a canary's engine is killed while it bakes
-    kills       SIGKILL of planner, controller, command and a canary, in a phase each
+    kills       SIGKILL of planner, Ray Serve's controller, command and a canary, each in a rollout of its own
     plain, plain-corrupt
                 `tokens` and `corrupt` by a deployment through Ray Serve alone
 """
@@ -38,7 +40,7 @@ from benchmarks.damaged import DAMAGES
 from benchmarks.known_requests import Answers, figures, questions
 from benchmarks.load import Load
 from benchmarks.local_fleet import LocalFleet, local_fleet
-from benchmarks.rollout_kills import killed
+from benchmarks.rollout_kills import PHASES, VICTIMS, killed
 from benchmarks.rollout_plain import deployed_over
 from benchmarks.rollout_scene import Scene, after, replica_pids
 from benchmarks.rollout_watch import Command
@@ -50,7 +52,8 @@ from deployments.pair import source_of
 CONFIG = "configs/demo-fleet.yaml"
 REPLICAS = {"h20": 1, "h200": 2, "l40s": 1}
 QUESTIONS = 60
-KILLS = (("planner", "canary"), ("controller", "rolling"), ("command", "baking"), ("canary", "baking"))
+KILLS = "planner:canary,controller:rolling,command:baking,canary:baking"
+ALL_KILLS = ",".join(f"{victim}:{phase}" for victim in VICTIMS for phase in PHASES)
 
 
 def main() -> None:
@@ -61,8 +64,10 @@ def main() -> None:
     parser.add_argument("--rate", type=float, default=2.0, help="requests a second")
     parser.add_argument("--steady", type=float, default=90.0, metavar="S", help="of the scenario `steady`")
     parser.add_argument("--bake", default="15s")
+    parser.add_argument("--kills", default=KILLS, help="victim:phase,..., or all")
     parser.add_argument("--seed", type=int, default=2026)
     parser.add_argument("--output", type=Path, help="what it holds of other scenarios is kept")
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="of the configuration")
     options = parser.parse_args()
     scenarios = options.scenarios.split(",")
     if unknown := sorted(set(scenarios) - set(SCENARIOS)):
@@ -72,7 +77,7 @@ def main() -> None:
         for pool, count in REPLICAS.items()
         for bound in ("min_replicas", "max_replicas")
     ]
-    changes += ["rollout.min_requests=5", "rollout.drain_timeout_s=60"]
+    changes += ["rollout.min_requests=5", *options.overrides]
     record = json.loads(options.output.read_text()) if options.output and options.output.exists() else {}
     with (
         tempfile.TemporaryDirectory() as folder,
@@ -166,7 +171,13 @@ def dead(scene: Scene, options: argparse.Namespace) -> dict[str, Any]:
 
 
 def kills(scene: Scene, options: argparse.Namespace) -> dict[str, Any]:
-    runs = [scene.roll_out(_other_k(scene), during=killed(scene.fleet, *kill)) for kill in KILLS]
+    """One generation afterwards, and nothing lost but what streamed on a canary that was killed."""
+    wanted = ALL_KILLS if options.kills == "all" else options.kills
+    runs = []
+    for kill in wanted.split(","):
+        victim, _, phase = kill.partition(":")
+        runs.append(scene.roll_out(_other_k(scene), during=killed(scene.fleet, victim, phase)))
+        print(json.dumps(runs[-1]), flush=True)
     return {"runs": runs}
 
 
