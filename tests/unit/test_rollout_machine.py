@@ -69,8 +69,7 @@ class Rollouts(RuleBasedStateMachine):
     @rule(name=some_generation)
     def somebody_deploys_through_ray_serve(self, name: str) -> None:
         self.deployed += 1
-        self.untold = replace(GENERATIONS[name], built_at=self.app.clock.now)
-        self.app.serve.work = None
+        self.untold = replace(GENERATIONS[name], built_at=self.app.clock.now + self.deployed / 1000)
         self.app.serve.deploy(self.untold, {pool: f"deploy-{self.deployed}" for pool in self.untold.pools})
         self.the_ingress_tells()
 
