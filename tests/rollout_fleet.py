@@ -103,6 +103,7 @@ class Replica:
     before: tuple[str, Figures] | None = None
     differences: tuple[str, ...] = ()
     mute: bool = False
+    was_mute: bool = False
 
     def run(self) -> ReplicaRun:
         return ReplicaRun(
@@ -273,7 +274,7 @@ class SimulatedApp:
             return
         self.orders.append((replica.name, order))
         allowed = self.in_play()
-        assert order in allowed, f"{replica.name} is ordered to {order}, in play are {allowed}"
+        assert order in allowed, f"{replica.name} is ordered to {order}, in play are {allowed}{self.story()}"
         if replica.phase != "serving" or order == replica.digest:
             return
         replica.failed = None
@@ -301,15 +302,18 @@ class SimulatedApp:
 
     def _check_unavailable(self, ordered: Replica) -> None:
         """What our orders cost, at the moment when one more replica obeys."""
-        away = sum(each.phase in ("draining", "switching") and not each.down for each in self.replicas.values())
+        away = sum(
+            each.phase in ("draining", "switching") and not each.down and not each.was_mute
+            for each in self.replicas.values()
+        )
         recently = sum(self.clock.now - at <= 40 for at in self.lost)
         limit = max(1, share(self.options().max_unavailable, len(self.replicas) + recently, up=False))
-        assert away <= limit, f"{away} replicas are without an engine by our orders, limit {limit}"
+        assert away <= limit, f"{away} replicas are without an engine by our orders, limit {limit}{self.story()}"
         self.worst = max(self.worst, away)
         others = [each for each in self.replicas.values() if each.model == ordered.model and each is not ordered]
         if others and not recently and not ordered.down and not self.options().allow_outage:
             assert any(each.phase == "serving" and not each.dead for each in others), (
-                f"{ordered.name} was the last of its model that served"
+                f"{ordered.name} was the last of its model that served{self.story()}"
             )
 
     # --- what is known

@@ -32,128 +32,133 @@ GENERATIONS = {
     for variant in range(8)
     for twin in ("", "'")
 }
-some_generation = st.sampled_from([*(name for name in GENERATIONS if len(name) > 3), *GENERATIONS])
 OPTIONS = [
     RolloutOptions(canary=canary, bake_s=bake_s, max_unavailable=away, start_s=60.0, allow_outage=outage)
     for canary, bake_s in (("1", 5.0), ("0", 0.0), ("50%", 5.0))
     for away in ("1", "2", "50%")
     for outage in (True, False)
 ]
+FATES = ["kill", "kill", "stop", "add", "add", "die", "die", "mute", "speak", "hang"]
+EVENTS = ["starts", "ingress", "serve", "serves", "store", "stores", "planner", "write", "written", "away", "back"]
+SECONDS = [0, 1, 2, 3, 5, 8, 13, 35]
+seconds = st.sampled_from(SECONDS)
+pools = st.sampled_from(["", "", "", "", "a", "ab", "abc"])
+variants = st.sampled_from([0, 1, 1, 2, 2, 3, 3, 3, 4, 7])
+twins = st.sampled_from(["", "'"])
 
 
 class Rollouts(RuleBasedStateMachine):
     """The planner's own code over a store; the app, its replicas and Ray Serve are simulated."""
 
-    @initialize(names=st.sampled_from(["a", "ab", "abc"]), counts=st.lists(st.integers(1, 2), min_size=3, max_size=3))
+    @initialize(names=st.sampled_from(["a", "ab", "abc"]), counts=st.lists(st.integers(1, 3), min_size=3, max_size=3))
     def an_app(self, names: str, counts: list[int]) -> None:
         self.store = PerilousStore()
-        replicas = dict(zip(names, counts, strict=False))
+        self.names = names
+        if len(names) > 1:
+            counts = [min(count, 2) for count in counts]
+        replicas = dict(zip(names, counts if len(names) < 3 else [*counts[:2], 1], strict=False))
         self.app = SimulatedApp(GENERATIONS[f"{names}0"], replicas, self.store)
         self.app.offers.update(GENERATIONS)
         self.untold: GenerationOffer | None = None
         self.deployed = 0
 
-    @rule(name=some_generation, options=st.sampled_from(OPTIONS))
-    def somebody_rolls_out(self, name: str, options: RolloutOptions) -> None:
+    @rule(names=pools, variant=variants, twin=twins, options=st.sampled_from(OPTIONS), then=seconds)
+    def somebody_rolls_out(self, names: str, variant: int, twin: str, options: RolloutOptions, then: int) -> None:
+        name = f"{names or self.names}{variant}{twin}"
         self.ask(lambda: self.app.begin(GENERATIONS[name], options))
+        self.time_passes(then)
 
-    @rule(to=st.sampled_from([None, None, 1, 2, 3]))
-    def somebody_rolls_back(self, to: int | None) -> None:
+    @rule(to=st.sampled_from([None, None, None, 1, 2, 3]), then=seconds)
+    def somebody_rolls_back(self, to: int | None, then: int) -> None:
         self.ask(lambda: self.app.rollouts.rollback(APP, to, "me", ""))
+        self.time_passes(then)
 
-    @rule(paused=st.booleans())
-    def somebody_pauses_or_resumes(self, paused: bool) -> None:
+    @rule(paused=st.booleans(), then=seconds)
+    def somebody_pauses_or_resumes(self, paused: bool, then: int) -> None:
         self.ask(lambda: self.app.rollouts.pause(APP, paused, "me"))
+        self.time_passes(then)
 
-    @precondition(lambda self: self.untold is None)
-    @rule(name=some_generation)
-    def somebody_deploys_through_ray_serve(self, name: str) -> None:
+    @precondition(lambda self: self.untold is None and self.deployed < 2)
+    @rule(names=pools, variant=variants, twin=twins, then=seconds)
+    def somebody_deploys_through_ray_serve(self, names: str, variant: int, twin: str, then: int) -> None:
         self.deployed += 1
-        self.untold = replace(GENERATIONS[name], built_at=self.app.clock.now + self.deployed / 1000)
+        offered = GENERATIONS[f"{names or self.names}{variant}{twin}"]
+        self.untold = replace(offered, built_at=self.app.clock.now + self.deployed / 1000)
         self.app.serve.deploy(self.untold, {pool: f"deploy-{self.deployed}" for pool in self.untold.pools})
         self.the_ingress_tells()
+        self.time_passes(then)
 
-    @rule()
-    def the_ingress_starts_again(self) -> None:
-        if self.untold is None:
-            bound = self.app.serve.bound
-            before = self.current()
-            self.ask(lambda: self.app.rollouts.deployed(bound))
-            assert self.app.store.down or self.current() == before, "it told nothing new"
-
-    @rule(seconds=st.sampled_from([1, 1, 2, 3, 5, 12, 35]))
+    @rule(seconds=seconds)
     def time_passes(self, seconds: int) -> None:
         for _ in range(seconds):
             self.app.seconds(1)
             self.the_ingress_tells()
 
-    @rule(number=st.integers(0, 4))
-    def a_replica_is_killed(self, number: int) -> None:
-        if (name := self.chosen(number)) is not None:
-            pool = self.app.replicas[name].pool
-            self.app.kill(name)
-            if pool in self.app.serve.bound.pools:
-                self.app.add(pool, self.app.serve.bound.digest)
+    @rule(
+        what=st.sampled_from(FATES),
+        number=st.integers(0, 4),
+    )
+    def a_replica_meets(self, what: str, number: int) -> None:
+        app = self.app
+        bound = app.serve.bound
+        names = list(app.replicas)
+        replica = app.replicas[names[number % len(names)]] if names else None
+        if what == "add" and len(names) < 6:
+            pool = sorted(bound.pools)[number % len(bound.pools)]
+            app.add(pool, bound.digest)
+        if replica is None:
+            return
+        if what == "kill":
+            app.kill(replica.name)
+            if replica.pool in bound.pools:
+                app.add(replica.pool, bound.digest)
+        elif what == "stop" and len(names) > 1:
+            app.stop(replica.name)
+        elif what == "die" and replica.phase == "serving":
+            replica.dead = "EngineDeadError"
+            app.lost.append(app.clock.now)
+        elif what in ("mute", "speak"):
+            replica.mute, replica.was_mute = what == "mute", True
+            app.lost.append(app.clock.now)
+        elif what == "hang" and replica.phase == "switching":
+            replica.until = app.clock.now + 100
+        self.time_passes(SECONDS[number])
 
-    @rule(number=st.integers(0, 4))
-    def a_replica_is_scaled_down(self, number: int) -> None:
-        if (name := self.chosen(number)) is not None and len(self.app.replicas) > 1:
-            self.app.stop(name)
+    @rule(position=st.integers(0, 2), variant=variants, twin=twins)
+    def a_generation_does_not_start_in_a_pool(self, position: int, variant: int, twin: str) -> None:
+        pool = self.names[position % len(self.names)]
+        self.app.cannot_start.add((pool, f"{self.names}{variant}{twin}"))
 
-    @precondition(lambda self: len(self.app.replicas) < 5)
-    @rule(pool=st.sampled_from("abc"))
-    def a_replica_is_added(self, pool: str) -> None:
-        if pool in self.app.serve.bound.pools:
-            self.app.add(pool, self.app.serve.bound.digest)
+    @rule(
+        what=st.sampled_from(EVENTS),
+        then=seconds,
+    )
+    def something_goes_or_comes(self, what: str, then: int) -> None:
+        app, store = self.app, self.store
+        if what == "starts":
+            app.cannot_start.clear()
+        elif what == "ingress" and self.untold is None:
+            before = self.current()
+            self.ask(lambda: app.rollouts.deployed(app.serve.bound))
+            assert store.down or self.current() == before, "it told nothing new"
+        elif what in ("serve", "serves"):
+            app.serve.failures = 5 if what == "serve" else 1
+        elif what in ("store", "stores"):
+            store.down = what == "store"
+        elif what == "planner":
+            app.restart_planner()
+        elif what in ("write", "written"):
+            store.writes_left, store.written = 1 + then % 3, what == "written"
+        elif what == "away":
+            app.planner_is_down = True
+        elif what == "back":
+            self.planner_is_back()
+        self.time_passes(then)
 
-    @rule(number=st.integers(0, 4))
-    def an_engine_dies(self, number: int) -> None:
-        if (name := self.chosen(number)) is not None and self.app.replicas[name].phase == "serving":
-            self.app.replicas[name].dead = "EngineDeadError"
-            self.app.lost.append(self.app.clock.now)
-
-    @rule(number=st.integers(0, 4))
-    def a_replica_falls_silent_or_speaks_again(self, number: int) -> None:
-        if (name := self.chosen(number)) is not None:
-            self.app.replicas[name].mute = not self.app.replicas[name].mute
-            self.app.lost.append(self.app.clock.now)
-
-    @rule(pool=st.sampled_from("abc"), name=some_generation)
-    def a_generation_does_not_start_in_a_pool(self, pool: str, name: str) -> None:
-        self.app.cannot_start.add((pool, name))
-
-    @rule()
-    def a_replica_hangs_while_it_switches(self) -> None:
-        for replica in self.app.replicas.values():
-            if replica.phase == "switching":
-                replica.until = self.app.clock.now + 100
-                return
-
-    @rule()
-    def every_generation_starts_again(self) -> None:
-        self.app.cannot_start.clear()
-
-    @rule(failures=st.sampled_from([1, 3, 5]))
-    def ray_serve_fails(self, failures: int) -> None:
-        self.app.serve.failures = failures
-
-    @rule(down=st.booleans())
-    def the_store_goes_or_comes(self, down: bool) -> None:
-        self.store.down = down
-
-    @rule()
-    def the_planner_is_killed(self) -> None:
-        self.app.restart_planner()
-
-    @rule(writes=st.integers(1, 4), written=st.booleans())
-    def the_planner_is_killed_at_a_write(self, writes: int, written: bool) -> None:
-        self.store.writes_left, self.store.written = writes, written
-
-    @rule(down=st.booleans())
-    def the_planner_is_away_or_back(self, down: bool) -> None:
-        if self.app.planner_is_down and not down:
+    def planner_is_back(self) -> None:
+        if self.app.planner_is_down:
             self.app.restart_planner()
-        self.app.planner_is_down = down
+        self.app.planner_is_down = False
 
     @invariant()
     def what_is_written_is_what_holds(self) -> None:
@@ -165,7 +170,7 @@ class Rollouts(RuleBasedStateMachine):
         app = self.app
         app.cannot_start.clear()
         app.serve.failures, self.store.down, self.store.writes_left = 0, False, None
-        self.the_planner_is_away_or_back(down=False)
+        self.planner_is_back()
         for replica in list(app.replicas.values()):
             replica.mute = False
             if replica.dead:
@@ -203,10 +208,6 @@ class Rollouts(RuleBasedStateMachine):
 
     def current(self) -> int | None:
         return self.app.shown()["current"] if self.app.rollouts.rollouts(APP) else None
-
-    def chosen(self, number: int) -> str | None:
-        names = list(self.app.replicas)
-        return names[number % len(names)] if names else None
 
 
 Rollouts.TestCase.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
