@@ -20,10 +20,10 @@ GIB = 2**30
 
 
 class Planner:
-    """Answers as the planner actor does. `current`: what runs; `state`: of the app in `rollouts`."""
+    """Answers as the planner actor does. `runs`: the current generation; `state`: of the app in `rollouts`."""
 
-    def __init__(self, current: GenerationOffer | None = None, **state: Any) -> None:
-        self.current = current
+    def __init__(self, runs: GenerationOffer | None = None, **state: Any) -> None:
+        self.runs = runs
         self.state = state
         self.devices: dict[str, list[DeviceFacts]] = {}
         self.begun: list[tuple[GenerationOffer, RolloutOptions, str, str]] = []
@@ -33,13 +33,13 @@ class Planner:
         return self.devices
 
     def generation(self, app: str, number: int | None) -> dict[str, Any]:
-        if self.current is None:
+        if self.runs is None:
             raise ValueError("no generation is known")
-        return {"number": 1, "digest": self.current.digest, "pools": dict.fromkeys(self.current.pools)}
+        return {"number": 1, "digest": self.runs.digest, "pools": dict.fromkeys(self.runs.pools)}
 
     def pool_config(self, app: str, digest: str, pool: str) -> Any:
-        assert self.current is not None and digest == self.current.digest
-        return self.current.pools[pool].config
+        assert self.runs is not None and digest == self.runs.digest
+        return self.runs.pools[pool].config
 
     def rollouts(self, app: str) -> dict[str, Any]:
         return {app: self.state} if self.state else {}
@@ -146,6 +146,13 @@ def test_a_files_wish_is_asked_for_once_with_its_own_options(pair_folder: Path, 
     request_desired("app", wish(pair_folder, num_speculative_tokens=5))
     request_desired("app", wish(pair_folder))
     assert len(planner.begun) == 3, "a file that goes back wants what it wanted before again"
+
+
+def test_a_wish_that_is_refused_is_not_taken_for_answered(pair_folder: Path, asked: Any) -> None:
+    planner = asked(Planner())
+    planner.answer = {"refused": "the model would be without a replica"}
+    for _ in range(2):
+        assert request_desired("app", wish(pair_folder)) == planner.answer
 
 
 def test_a_wish_waits_for_a_rollout_that_is_on_its_way(pair_folder: Path, asked: Any) -> None:
