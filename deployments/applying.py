@@ -12,9 +12,11 @@ An app that was deployed by `serve deploy` is, after this, one that was deployed
   asks for, does not. KubeRay then submits its configuration again.
 - the next `serve deploy`, of the same file too, builds the app again (there is no code version to compare with). Code
   versions follow from the file's import path, runtime_env and args, so those of the same file are the ones that were
-  kept here: no replica restarts. What it builds is the file's configuration, which is a new generation without gates;
-  unless the file's args have `app` (`deployments.serve_file`), which builds what was applied here last.
+  kept here: no replica restarts. As the arguments are the same, what is built is what was applied here last
+  (`deployments.builder.app`), and the app is one of `serve deploy` again. Other arguments count again: every replica
+  restarts, past all gates, as ever.
 - a `serve deploy` of a file without this app used to delete it, and leaves it alone now: `serve delete` does it.
+- `target_capacity` of the file does not hold until then.
 """
 
 import time
@@ -31,6 +33,7 @@ from deployments.binding import Binding, bindings_of, generation_in, remember
 from deployments.builder import application_of
 from deployments.config import ReplicaConfig
 from deployments.deployment_options import ingress_actor_options, pool_actor_options
+from deployments.errors import last_exception
 from deployments.generation import config_of, placement_digest
 from deployments.pool_config import INGRESS
 from hybrid_serve.rollout.wire import GenerationOffer, PoolOffer
@@ -43,18 +46,19 @@ class ApplyError(Exception):
     """Ray Serve did not take a generation, or could not start its replicas; the text is Ray Serve's."""
 
 
-def apply(
-    offer: GenerationOffer, restart: Mapping[str, str], *, keep: Collection[str] = (), timeout_s: float = 1800.0
-) -> None:
+def apply(offer: GenerationOffer, restart: Mapping[str, str], *, timeout_s: float = 1800.0) -> None:
     """Deploy a generation over the one that runs. Returns when Ray Serve has taken it, and every new or restarted
     deployment is healthy. Idempotent: what is there already is not restarted again.
+
+    Only the pools in `restart` get new replicas. If others need them too (their place differs), this is a step on the
+    way: those stay as they are, and nothing but what `restart` names comes or goes. So a planner replaces a pool at a
+    time by naming one more in each call.
 
     Blocks; run it in a task: `ray.remote(num_cpus=0)(apply).remote(offer, {})`.
 
     Args:
-        restart: pool -> version to give it if its replicas must be replaced though their actor options are the same.
-            Those whose options differ are replaced by Ray Serve anyway.
-        keep: pools that stay as they are for now, whatever the offer has of them, also those that it has no longer.
+        restart: pool -> version to give it if its replicas must be replaced though Ray Serve sees no reason. Where the
+            place differs it does, and the version stays, so that the same file deployed again finds it.
         timeout_s: for new and restarted deployments, all together.
 
     Raises:
@@ -64,10 +68,15 @@ def apply(
     bound = bindings_of(offer.app)
     if INGRESS not in bound:
         raise ApplyError(f"there is no app {offer.app!r} with an ingress of ours: deploy it first")
-    if not keep:
-        remember(offer)
-    whole = _with_kept(offer, {name: bound[name] for name in keep if name in bound})
-    built = build_app(application_of(whole, by_rollout=True), name=offer.app, route_prefix=_route_of(bound[INGRESS]))
+    origin = str(bound[INGRESS].options.get("origin", ""))
+    whole = _step_to(offer, bound, restart)
+    if origin and whole is offer:
+        remember(offer, origin)
+    built = build_app(
+        application_of(whole, by_rollout=True, origin=origin),
+        name=offer.app,
+        route_prefix=_route_of(bound[INGRESS]),
+    )
     deployments = [_as_bound(one, bound.get(one.name), bound, whole, restart) for one in built.deployments]
     client.deploy_applications(
         [replace(built, deployments=deployments)],
@@ -80,13 +89,22 @@ def apply(
     _wait_until_healthy(offer.app, awaited, started + timeout_s)
 
 
-def _with_kept(offer: GenerationOffer, kept: Mapping[str, Binding]) -> GenerationOffer:
-    """The offer with pools as they are bound now in place of its own; another generation as long as there are any."""
-    if not kept:
+def _step_to(offer: GenerationOffer, bound: Mapping[str, Binding], restart: Collection[str]) -> GenerationOffer:
+    """The offer, with pools as they are bound now in place of those that have to wait; by another digest then."""
+    pools = {name: binding for name, binding in bound.items() if name != INGRESS}
+    waiting = {name for name in pools if name in offer.pools and name not in restart and _differs(pools[name], offer)}
+    if not waiting:
         return offer
-    pools = {name: _kept_pool(binding) for name, binding in kept.items()}
+    named = {name: pool for name, pool in offer.pools.items() if name in pools or name in restart}
+    kept = {name: _kept_pool(pools[name]) for name in pools if name in waiting or name not in offer.pools}
     digest = f"{offer.digest} but {', '.join(sorted(kept))}"
-    return replace(offer, digest=digest, pools={**offer.pools, **pools})
+    return replace(offer, digest=digest, pools={**named, **kept})
+
+
+def _differs(binding: Binding, offer: GenerationOffer) -> bool:
+    """A replica of the pool can't become one of the offer's."""
+    (config,) = binding.arguments
+    return placement_digest(config) != placement_digest(offer.pools[config.pool.name].config)
 
 
 def _kept_pool(binding: Binding) -> PoolOffer:
@@ -192,7 +210,7 @@ def _not_ready(app: str, names: Collection[str]) -> Iterator[str]:
         if status is None:
             yield f"{name} is not there yet"
         elif status.status in (DeploymentStatus.DEPLOY_FAILED, DeploymentStatus.UNHEALTHY):
-            raise ApplyError(f"{name}: {status.message}")
+            raise ApplyError(f"{name}: {last_exception(status.message)}\n\nRay Serve says: {status.message}")
         elif not _is_ready(status):
             yield f"{name} is {status.status.value}{f': {status.message}' if status.message else ''}"
 

@@ -9,7 +9,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import ray
-from ray.experimental.internal_kv import _internal_kv_del, _internal_kv_get, _internal_kv_put
+from ray.experimental.internal_kv import (
+    _internal_kv_del,
+    _internal_kv_get,
+    _internal_kv_list,
+    _internal_kv_put,
+)
 from ray.serve._private.deployment_info import DeploymentInfo
 from ray.serve.config import AutoscalingConfig
 from ray.serve.context import _get_global_client
@@ -97,32 +102,45 @@ def bound_generation(app: str) -> BoundGeneration | None:
     return None if offer is None else BoundGeneration(offer, bool(bound.get("by_rollout")))
 
 
-def remember(offer: GenerationOffer) -> None:
-    """This is what is rolled out: an app that says in user_config what it wants is built from it from now on."""
-    _internal_kv_put(_key(offer.app), pickle.dumps(offer), overwrite=True, namespace=NAMESPACE)
+def remember(offer: GenerationOffer, origin: str) -> None:
+    """This is what was rolled out in its app, which was built with the arguments of `origin`."""
+    _internal_kv_put(_key(offer.app), pickle.dumps((origin, offer)), overwrite=True, namespace=NAMESPACE)
 
 
-def recall(app: str) -> GenerationOffer | None:
-    """What was remembered last; None if nothing was, if no Ray runs here, or if another release wrote it."""
-    if not ray.is_initialized():
+def recall(origin: str) -> GenerationOffer | None:
+    """What was rolled out over an app that was built with the same arguments.
+
+    None if nothing was; outside of Ray Serve's own task that builds an app, since `serve run` means what is written
+    now; and if it can't be told which app is meant, as two of the same arguments were rolled out.
+    """
+    if not ray.is_initialized() or ray._private.worker.global_worker.mode != ray.WORKER_MODE:
         return None
-    value = _internal_kv_get(_key(app), namespace=NAMESPACE)
-    if value is None:
+    found = [offer for key in _internal_kv_list(_key(""), namespace=NAMESPACE) for offer in _remembered(key, origin)]
+    if len(found) > 1:
+        apps = ", ".join(offer.app for offer in found)
+        logger.error("apps %s were built with the same arguments: what was rolled out is not known to be whose", apps)
         return None
-    try:
-        offer: GenerationOffer = pickle.loads(value)
-        assert isinstance(offer, GenerationOffer)
-    except Exception as error:
-        logger.error("what was rolled out in app %s can't be read, its configuration is taken: %r", app, error)
-        return None
-    return offer
+    return found[0] if found else None
 
 
 def forget(offer: GenerationOffer) -> None:
     """The app was deployed with another generation, past all rollouts: what was remembered before is history."""
-    remembered = recall(offer.app)
-    if remembered is not None and remembered.built_at < offer.built_at:
+    if any(before.built_at < offer.built_at for before in _remembered(_key(offer.app).encode())):
         _internal_kv_del(_key(offer.app), namespace=NAMESPACE)
+
+
+def _remembered(key: bytes, origin: str | None = None) -> list[GenerationOffer]:
+    """The one that is kept under a key, if it is of an origin, and can be read by this release."""
+    value = _internal_kv_get(key, namespace=NAMESPACE)
+    if value is None:
+        return []
+    try:
+        of, offer = pickle.loads(value)
+        assert isinstance(offer, GenerationOffer)
+    except Exception as error:
+        logger.error("%s can't be read: %r", key.decode(), error)
+        return []
+    return [offer] if origin in (None, of) else []
 
 
 def _key(app: str) -> str:

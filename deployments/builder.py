@@ -1,5 +1,8 @@
 """The app builder: everything that can be wrong without a GPU is wrong here, before anything is deployed."""
 
+import hashlib
+import json
+
 from pydantic import BaseModel, ConfigDict, Field
 from ray import serve
 from ray.serve import Application
@@ -26,27 +29,29 @@ class AppArgs(BaseModel):
     model_config = ConfigDict(extra="allow")
 
     config: str | None = Field(None, description="A configuration file; default: the demo's.")
-    app: str | None = Field(
-        None,
-        description="Ray Serve's name of this app, in a file that says in the ingress's user_config what is desired "
-        "(`deployments.serve_file`): what was rolled out last is built again, and `config` only where nothing was.",
-    )
 
 
 def app(args: AppArgs) -> Application:
     """Build the app. Where no Ray runs, the one that `serve run` then starts is kept to this machine.
 
+    `serve deploy` of a file whose arguments are as before means what was rolled out over them since: to Ray Serve, too,
+    the same arguments are the same app, and it asks again only because a rollout came between (`deployments.applying`).
+
     Raises:
         AppError: the configuration, a path, the pair or the memory is wrong; the message says what to change.
     """
     stay_local()
-    if args.app is not None and (running := recall(args.app)) is not None:
-        return application_of(running, by_rollout=True)
-    return build(load_config(args.config, args.model_extra))
+    origin = hashlib.sha256(json.dumps(args.model_dump(mode="json"), sort_keys=True).encode()).hexdigest()[:16]
+    rolled_out = recall(origin)
+    if rolled_out is not None:
+        return application_of(rolled_out, by_rollout=True, origin=origin)
+    return build(load_config(args.config, args.model_extra), origin)
 
 
-def build(config: AppConfig) -> Application:
+def build(config: AppConfig, origin: str = "") -> Application:
     """One ingress in front of a deployment for each pool of each model, sized by the pools' plans.
+
+    `origin`: digest of the arguments that the configuration was read by; empty without.
 
     Raises:
         AppError: what is wrong with any of the pools, all of it at once: the pair does not fit together, no plan fits
@@ -55,13 +60,13 @@ def build(config: AppConfig) -> Application:
     offer = offer_of(config, app="")
     if isinstance(offer, Problems):
         raise AppError(str(offer))
-    return application_of(offer)
+    return application_of(offer, origin=origin)
 
 
-def application_of(offer: GenerationOffer, *, by_rollout: bool = False) -> Application:
+def application_of(offer: GenerationOffer, *, by_rollout: bool = False, origin: str = "") -> Application:
     """A generation as Ray Serve takes it. Nothing is planned anew and no file is read.
 
-    `by_rollout`: the planner had it deployed, and need not be told.
+    `by_rollout`: the planner had it deployed, and need not be told. `origin`: as for `build`.
     """
     config, models = config_of(offer), bound_models(offer)
     services = {
@@ -73,7 +78,7 @@ def application_of(offer: GenerationOffer, *, by_rollout: bool = False) -> Appli
     }
     options = ingress_options(config, _pool_names(models), check_model=_checks_model(models), generation=offer.digest)
     ingress = serve.deployment(serve.ingress()(Ingress)).options(name=INGRESS, **options)
-    return ingress.bind(services, _checks_model(models), offer=offer, by_rollout=by_rollout)
+    return ingress.bind(services, _checks_model(models), offer=offer, by_rollout=by_rollout, origin=origin)
 
 
 def _pool_names(models: tuple[BoundModel, ...]) -> dict[str, list[str]]:

@@ -1,4 +1,6 @@
-"""The error a user sees when an app can't be built: text, and no traceback from `serve run`."""
+"""What a user sees when an app can't be built or started: text, and no traceback."""
+
+import re
 
 import click
 
@@ -14,3 +16,9 @@ class AppError(click.ClickException):
 
     def __str__(self) -> str:
         return self.message
+
+
+def last_exception(message: str) -> str:
+    """The last exception of a traceback, without the traceback; any other text as it is."""
+    found = list(re.finditer(r"^[\w.]*(?:Error|Exception): ", message, flags=re.M))
+    return message[found[-1].start() :].strip() if found else message

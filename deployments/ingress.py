@@ -51,11 +51,13 @@ class Ingress:
         check_model: bool = True,
         offer: GenerationOffer | None = None,
         by_rollout: bool = False,
+        origin: str = "",
     ) -> None:
         """`services`: model name -> pool name -> handle on that pool's deployment.
 
         `check_model=False` leaves the model name to vLLM: with LoRA adapters it knows more names than these. `offer` is
         the generation that this is a part of, which the planner is told unless it had it deployed (`by_rollout`).
+        `origin` is only kept here, for the next generation to be bound with it too (`deployments.binding`).
         """
         keep_grpc_local()
         context = serve.get_replica_context()

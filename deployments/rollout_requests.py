@@ -88,7 +88,7 @@ def request_desired(app: str, desired: Mapping[str, Any]) -> dict[str, Any]:
     answer = request(config, app, config.rollout.options(), SERVE_DEPLOY, str(desired.get("reason") or ""))
     if "refused" in answer and "problems" not in answer and _rollout_of(planner_handle(), app):
         return {"busy": answer["refused"]}
-    if "problems" not in answer:
+    if "refused" not in answer:
         _internal_kv_put(_key(app), wanted.encode(), overwrite=True, namespace=NAMESPACE)
     return answer
 

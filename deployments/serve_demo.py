@@ -5,7 +5,6 @@
 
 import argparse
 import logging
-import re
 import signal
 import sys
 import threading
@@ -16,7 +15,7 @@ from ray import serve
 from ray.serve.config import HTTPOptions
 
 from deployments.builder import build
-from deployments.errors import AppError
+from deployments.errors import AppError, last_exception
 from deployments.loading import load_config
 from deployments.local_nodes import local_nodes
 from deployments.local_ray import private_ray
@@ -88,15 +87,9 @@ def _wait_until_ready(stop: threading.Event) -> bool:
         if application.status in ("DEPLOY_FAILED", "UNHEALTHY"):
             for name, deployment in application.deployments.items():
                 if deployment.message:
-                    print(f"Error: {name}: {_reason(deployment.message)}", file=sys.stderr)
+                    print(f"Error: {name}: {last_exception(deployment.message)}", file=sys.stderr)
             return False
     return False
-
-
-def _reason(message: str) -> str:
-    """The last exception of a traceback, without the traceback."""
-    found = list(re.finditer(r"^[\w.]*(?:Error|Exception): ", message, flags=re.M))
-    return message[found[-1].start() :].strip() if found else message
 
 
 def _say_ready(models: list[str], host: str, port: int) -> None:

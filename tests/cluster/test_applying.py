@@ -49,13 +49,10 @@ def replicas() -> dict[str, set[str]]:
     }
 
 
-def whole() -> bool:
-    return bool(serve.status().applications[APP].status == "RUNNING")
-
-
-def api_type() -> APIType:
+def is_declared() -> bool:
+    """Whether the app is one of `serve deploy`, as KubeRay asks for it."""
     found = _get_global_client()._controller.get_serve_instance_details.remote(APIType.DECLARATIVE)
-    return APIType.DECLARATIVE if APP in ray.get(found)["applications"] else APIType.IMPERATIVE
+    return APP in ray.get(found)["applications"]
 
 
 def status_of(url: str, size: int) -> int:
@@ -63,24 +60,27 @@ def status_of(url: str, size: int) -> int:
 
 
 @contextmanager
-def declared(cluster: Cluster, folder: Path, values: dict[str, Any], **args: Any) -> Iterator[Callable[..., None]]:
-    """The app deployed as `serve deploy` does it; answers how to deploy the same file again, with other deployments."""
+def declared(folder: Path, values: dict[str, Any]) -> Iterator[Callable[..., None]]:
+    """The app deployed as `serve deploy` does it; answers how to deploy the file again, also with something changed."""
     file = folder / "app.yaml"
     file.write_text(yaml.safe_dump(values))
+    application = {"name": APP, "import_path": "deployments:app", "route_prefix": "/", "args": {"config": str(file)}}
 
-    def deploy(deployments: tuple[dict[str, Any], ...] = ()) -> None:
-        application = {"name": APP, "import_path": "deployments:app", "args": {"config": str(file), **args}}
-        config = {"applications": [{**application, "route_prefix": "/", "deployments": list(deployments)}]}
-        # What it builds is there in a moment; until then the status is of what was there before.
-        _get_global_client().deploy_apps(ServeDeploySchema.model_validate(config))
-        until(lambda: serve.status().applications[APP].status == "DEPLOYING" or whole())
-        until(lambda: api_type() == APIType.DECLARATIVE and whole() and "ingress" in bindings_of(APP))
+    def deploy(**changes: Any) -> None:
+        config = ServeDeploySchema.model_validate({"applications": [{**application, **changes}]})
+        _get_global_client().deploy_apps(config)
+        # An app that is built again is deploying from now on, until what was built is there.
+        until(lambda: is_declared() and serve.status().applications[APP].status == "RUNNING")
 
     deploy()
     try:
         yield deploy
     finally:
         serve.delete(APP)
+
+
+def file_with_wish(user_config: dict[str, Any]) -> dict[str, Any]:
+    return {"deployments": [{"name": "ingress", "user_config": user_config}]}
 
 
 def changed(folder: Path) -> dict[str, Any]:
@@ -113,10 +113,10 @@ def test_a_generation_is_taken_without_a_restart_and_newcomers_are_of_it(
     with deployed(AppConfig.model_validate(app_values(pair_folder))) as app:
         before = replicas()
         assert status_of(app.url, 3000) == 200
-        assert not _access_lines(cluster, *before["ingress"])
+        assert " POST / 200 " not in _ingress_log(cluster, before)
         offer = applied(changed(pair_folder))
         check_taken_in_place(before, app.url, offer)
-        until(lambda: _access_lines(cluster, *before["ingress"]))
+        until(lambda: " POST / 200 " in _ingress_log(cluster, before))
         (old,) = app.planned()
         ray.kill(ray.get_actor(f"SERVE_REPLICA::{APP}#cpu#{old['replica_id']}", namespace="serve"))
         (new,) = until(
@@ -125,9 +125,11 @@ def test_a_generation_is_taken_without_a_restart_and_newcomers_are_of_it(
         assert (old["plan"]["num_speculative_tokens"], new["plan"]["num_speculative_tokens"]) == (7, 5)
 
 
-def _access_lines(cluster: Cluster, replica: str) -> list[str]:
+def _ingress_log(cluster: Cluster, before: dict[str, set[str]]) -> str:
+    """Of the one ingress replica that has run all along."""
+    (replica,) = before["ingress"]
     (file,) = cluster.logs.glob(f"serve/replica_*ingress*{replica}.log")
-    return [line for line in file.read_text().splitlines() if " POST / 200 " in line]
+    return file.read_text()
 
 
 def test_applying_the_same_again_does_nothing(pair_folder: Path, deployed: Callable[[AppConfig], Any]) -> None:
@@ -140,37 +142,53 @@ def test_applying_the_same_again_does_nothing(pair_folder: Path, deployed: Calla
         assert forced["ingress"] == before["ingress"] and not forced["cpu"] & before["cpu"]
         apply(offer, {"cpu": "forced-once"}, timeout_s=60)
         apply(offer, {}, timeout_s=60)
-        assert until(whole) and replicas() == forced
+        assert replicas() == forced
 
 
 def test_a_deployed_file_is_applied_over_and_deployed_again_without_a_restart(
     pair_folder: Path, cluster: Cluster, tmp_path: Path
 ) -> None:
-    """As a file without `app`: what it says counts again, and still nothing restarts."""
-    with declared(cluster, tmp_path, app_values(pair_folder)) as deploy:
+    with declared(tmp_path, app_values(pair_folder)) as deploy:
         before = replicas()
+        first = bound_generation(APP)
+        assert first is not None and not first.by_rollout and is_declared()
         offer = applied(changed(pair_folder))
         check_taken_in_place(before, cluster.url, offer)
-        assert api_type() == APIType.IMPERATIVE
+        assert not is_declared()
         deploy()
+        check_taken_in_place(before, cluster.url, offer)
+        assert is_declared()
+
+
+def test_other_arguments_of_a_file_count_again_after_a_rollout(
+    pair_folder: Path, cluster: Cluster, tmp_path: Path
+) -> None:
+    with declared(tmp_path, app_values(pair_folder)) as deploy:
+        before = replicas()
+        applied(changed(pair_folder))
+        deploy(args={"config": str(tmp_path / "app.yaml"), "max_num_seqs": 8})
+        until(lambda: all(not now & before[name] for name, now in replicas().items()))
         bound = bound_generation(APP)
         assert bound is not None and not bound.by_rollout
-        assert bound.offer.digest == offered(app_values(pair_folder)).digest
-        until(lambda: status_of(cluster.url, 3000) == 200, seconds=10)
-        assert replicas() == before
+        assert bindings_of(APP)["cpu"].arguments[0].engine.max_num_seqs == 8
+        assert status_of(cluster.url, 3000) == 200
 
 
-def test_a_file_that_names_its_app_keeps_what_was_rolled_out_and_only_its_wishes_change(
+def test_a_wish_in_user_config_touches_no_replica_and_no_limit(
     pair_folder: Path, cluster: Cluster, tmp_path: Path
 ) -> None:
     values = app_values(pair_folder)
-    with declared(cluster, tmp_path, values, app=APP) as deploy:
+    values["limits"] = {"max_body": 2000}
+    with declared(tmp_path, values) as deploy:
         before = replicas()
-        deploy(({"name": "ingress", "user_config": {"desired": None}},))
-        assert replicas() == before, "Ray Serve takes user_config in place"
+        for wrong in ("modle", "engin"):
+            deploy(**file_with_wish({"desired": {"config": {wrong: {}}}}))
+            told = f"desired configuration: refused {wrong}: unknown key"
+            until(lambda told=told: told in _ingress_log(cluster, before))
+            assert status_of(cluster.url, 3000) == 413 and replicas() == before
         offer = applied(changed(pair_folder))
-        deploy(({"name": "ingress", "user_config": {"desired": None}},))
-        assert api_type() == APIType.DECLARATIVE
+        check_taken_in_place(before, cluster.url, offer)
+        deploy(**file_with_wish({"desired": None}))
         check_taken_in_place(before, cluster.url, offer)
 
 
@@ -211,13 +229,17 @@ def test_what_only_a_new_replica_can_have_replaces_that_pool_alone_and_can_wait(
         before = replicas()
         values["pools"][0]["env"] = {"WHAT": "new"}
         values["pools"][1]["num_cpus"] = 0.2
-        applied(values, restart={"cpu": "v2"}, keep=("second",))
+        values["pools"].append({**values["pools"][1], "name": "third"})
+        applied(values)
+        assert replicas() == before, "nothing was named, and the third pool waits too"
+        applied(values, restart={"cpu": "v2"})
         now = replicas()
         assert not now["cpu"] & before["cpu"] and now["second"] == before["second"]
         assert now["ingress"] == before["ingress"]
         assert bindings_of(APP)["second"].actor_options["num_cpus"] == 0.1
         assert bindings_of(APP)["cpu"].actor_options["runtime_env"]["env_vars"]["WHAT"] == "new"
-        applied(values, restart={"second": "v2"})
+        del values["pools"][2]
+        applied(values, restart={"cpu": "v2", "second": "v2"})
         last = replicas()
         assert last["cpu"] == now["cpu"] and not last["second"] & before["second"]
         assert bindings_of(APP)["second"].actor_options["num_cpus"] == 0.2
@@ -233,7 +255,7 @@ def test_replicas_that_can_not_start_are_told_in_ray_serves_words(
         broken["pools"][1]["start_attempts"] = 1
         broken["pools"][1]["engine"] = {"vllm_args": {"no_such_option": 1}}
         offer = offered(broken)
-        with pytest.raises(ApplyError, match=r"(?s)second: .*no_such_option"):
+        with pytest.raises(ApplyError, match=r"second: .*no_such_option"):
             apply(offer, {}, timeout_s=60)
         with pytest.raises(ApplyError, match="no app 'nowhere'"):
             apply(replace(offer, app="nowhere"), {})
