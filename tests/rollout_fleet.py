@@ -1,7 +1,8 @@
 """A simulated app under the planner's rollouts: replicas that obey orders, and a Ray Serve that binds and replaces."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from hybrid_serve.negotiation.store import MemoryStore
 from hybrid_serve.rollout.host import Rollouts
@@ -16,6 +17,8 @@ from hybrid_serve.rollout.wire import (
     RolloutOptions,
 )
 from tests.fleets import Clock
+
+T = TypeVar("T")
 
 APP = "app"
 DRAIN_S = 1.0
@@ -40,6 +43,47 @@ def offer(digest: str, pools: dict[str, PoolOffer], built_at: float = 0.0, app: 
     return GenerationOffer(app=app, digest=digest, config={"name": digest}, pools=pools, built_at=built_at)
 
 
+class PlannerKilled(BaseException):
+    """The planner's process ended here."""
+
+
+class PerilousStore(MemoryStore):
+    """A store that can't be reached while `down`; and a planner that is killed at one of its next writes.
+
+    Attributes:
+        writes_left: writes until the planner is killed; None: it is not.
+        written: the write that it is killed at still happens.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.down = False
+        self.writes_left: int | None = None
+        self.written = False
+
+    def read(self, key: str) -> bytes | None:
+        if self.down:
+            raise ConnectionError("no control store")
+        return super().read(key)
+
+    def write(self, key: str, value: bytes) -> None:
+        if self.down:
+            raise ConnectionError("no control store")
+        if self.writes_left is not None:
+            self.writes_left -= 1
+            if self.writes_left <= 0:
+                self.writes_left = None
+                if self.written:
+                    super().write(key, value)
+                raise PlannerKilled
+        super().write(key, value)
+
+    def delete(self, key: str) -> None:
+        if self.down:
+            raise ConnectionError("no control store")
+        super().delete(key)
+
+
 @dataclass
 class Replica:
     """One replica process, and what its engine does."""
@@ -59,6 +103,7 @@ class Replica:
     before: tuple[str, Figures] | None = None
     differences: tuple[str, ...] = ()
     mute: bool = False
+    was_mute: bool = False
 
     def run(self) -> ReplicaRun:
         return ReplicaRun(
@@ -146,7 +191,7 @@ class SimulatedApp:
 
     def __init__(self, first: GenerationOffer, replicas: dict[str, int], store: MemoryStore | None = None) -> None:
         self.clock = Clock()
-        self.store = store or MemoryStore()
+        self.store = MemoryStore() if store is None else store
         self.offers = {first.digest: first}
         self.replicas: dict[str, Replica] = {}
         self.version: dict[str, str] = {}
@@ -183,12 +228,20 @@ class SimulatedApp:
 
     def kill(self, name: str) -> None:
         """With SIGKILL."""
-        self.replicas.pop(name, None)
-        self.lost.append(self.clock.now)
+        if self.replicas.pop(name, None) is not None:
+            self.lost.append(self.clock.now)
 
     def restart_planner(self) -> None:
         self.serve.planner_died()
         self.rollouts = Rollouts(self.store, self.clock, self.serve)
+
+    def alive(self, ask: Callable[[], T]) -> T | None:
+        """What the planner answers; None if it is killed over it, and another one is there then."""
+        try:
+            return ask()
+        except PlannerKilled:
+            self.restart_planner()
+            return None
 
     def begin(self, offer: GenerationOffer, options: RolloutOptions = QUICK) -> dict[str, Any]:
         self.offers[offer.digest] = offer
@@ -205,7 +258,7 @@ class SimulatedApp:
                 if not replica.mute and not self.planner_is_down:
                     self._beat(replica)
             if not self.planner_is_down:
-                self.rollouts.tick()
+                self.alive(self.rollouts.tick)
                 self.rollouts.check_integrity()
 
     def until(self, phase: str, seconds: int = 600) -> None:
@@ -221,7 +274,7 @@ class SimulatedApp:
             return
         self.orders.append((replica.name, order))
         allowed = self.in_play()
-        assert order in allowed, f"{replica.name} is ordered to {order}, in play are {allowed}"
+        assert order in allowed, f"{replica.name} is ordered to {order}, in play are {allowed}{self.story()}"
         if replica.phase != "serving" or order == replica.digest:
             return
         replica.failed = None
@@ -232,7 +285,7 @@ class SimulatedApp:
             return
         replica.to, replica.old, replica.down = order, replica.digest, bool(replica.dead)
         replica.phase, replica.until = "draining", self.clock.now + DRAIN_S
-        self._check_unavailable()
+        self._check_unavailable(replica)
 
     def _advance(self, replica: Replica) -> None:
         if self.clock.now < replica.until:
@@ -247,13 +300,21 @@ class SimulatedApp:
         elif replica.phase in ("switching", "starting"):
             replica.phase, replica.dead = "serving", ""
 
-    def _check_unavailable(self) -> None:
-        """What our orders cost, while the order that costs most is given."""
-        away = sum(each.phase in ("draining", "switching") and not each.down for each in self.replicas.values())
+    def _check_unavailable(self, ordered: Replica) -> None:
+        """What our orders cost, at the moment when one more replica obeys."""
+        away = sum(
+            each.phase in ("draining", "switching") and not each.down and not each.was_mute
+            for each in self.replicas.values()
+        )
         recently = sum(self.clock.now - at <= 40 for at in self.lost)
         limit = max(1, share(self.options().max_unavailable, len(self.replicas) + recently, up=False))
-        assert away <= limit, f"{away} replicas are without an engine by our orders, limit {limit}"
+        assert away <= limit, f"{away} replicas are without an engine by our orders, limit {limit}{self.story()}"
         self.worst = max(self.worst, away)
+        others = [each for each in self.replicas.values() if each.model == ordered.model and each is not ordered]
+        if others and not recently and not ordered.down and not self.options().allow_outage:
+            assert any(each.phase == "serving" and not each.dead for each in others), (
+                f"{ordered.name} was the last of its model that served{self.story()}"
+            )
 
     # --- what is known
 
@@ -288,6 +349,12 @@ class SimulatedApp:
 
     def events(self) -> list[str]:
         return [event["event"] for event in self.rollouts.history(APP)]
+
+    def is_settled(self) -> bool:
+        """Nothing is left to do for anybody."""
+        app = self.rollouts._ledger.apps[APP]
+        calm = all(replica.phase == "serving" and not replica.dead for replica in self.replicas.values())
+        return calm and app.rollout is None and not app.orders and self.served() <= {app.now_current.digest}
 
     def story(self) -> str:
         """The last events, for a test that fails."""

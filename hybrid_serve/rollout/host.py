@@ -256,9 +256,10 @@ class Rollouts:
             generation = app.by_digest(apply.digest)
             assert generation is not None, "what is deployed is listed"
             self._applier.start(app.name, apply.key, self._ledger.offer(app, generation.number), apply.restart)
-        waited = None if app.rollout is None or app.rollout.apply is None else app.rollout.apply
+        waited = (app.rebind, None if app.rollout is None else app.rollout.apply)
+        keys = {apply.key for apply in waited if apply is not None and not apply.done}
         for key in self._applier.ended(app.name):
-            if waited is None or waited.key != key or waited.done:
+            if key not in keys:
                 self._applier.settle(app.name, key)
 
     def _views(self) -> Callable[[str], FleetView]:

@@ -25,17 +25,17 @@ def step(app: App, view: FleetView, now: float) -> Outcome:
             forward(turn)
         if turn.rollout is not None and not turn.rollout.forward:
             backward(turn)
-    outcome_commands(turn)
+    _command(turn)
     return turn.outcome()
 
 
-def outcome_commands(turn: Turn) -> None:
+def _command(turn: Turn) -> None:
     """The deployment that is to run now; told at every step, until it is known how it ended."""
-    rollout = turn.rollout
-    if rollout is not None and rollout.apply is not None and not rollout.apply.done:
-        apply = rollout.apply
-        if turn.now >= apply.not_before:
-            turn.commands.append(Apply(key=apply.key, digest=apply.digest, restart=apply.restart))
+    apply = turn.app.rebind
+    if apply is None and turn.rollout is not None:
+        apply = turn.rollout.apply
+    if apply is not None and not apply.done and turn.now >= apply.not_before:
+        turn.commands.append(Apply(key=apply.key, digest=apply.digest, restart=apply.restart))
 
 
 def order_for(app: App, replica_id: str, seen: Seen) -> str | None:

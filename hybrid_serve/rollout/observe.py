@@ -5,7 +5,7 @@ from dataclasses import replace
 from hybrid_serve.rollout.ending import fail
 from hybrid_serve.rollout.fleet import LOST_AFTER_S, Seen
 from hybrid_serve.rollout.gates import Gate
-from hybrid_serve.rollout.state import Step
+from hybrid_serve.rollout.state import ApplyRun, Step
 from hybrid_serve.rollout.turn import Trouble, Turn
 
 RETRY_S = 60.0
@@ -27,6 +27,8 @@ def observe(turn: Turn) -> None:
             _looked_at(turn, replica_id, step, seen)
         elif seen.run.digest != step.digest:
             del turn.orders[replica_id]  # somebody else told it to
+    if turn.app.rebind is not None:
+        _rebind_ended(turn, turn.app.rebind)
     if turn.rollout is not None and turn.rollout.apply is not None and not turn.rollout.apply.done:
         _apply_ended(turn)
 
@@ -84,6 +86,19 @@ def _number(turn: Turn, step: Step) -> int | str:
 def _start_s(turn: Turn) -> float:
     rollout = turn.rollout or turn.app.last
     return 1800.0 if rollout is None else rollout.options.start_s
+
+
+def _rebind_ended(turn: Turn, rebind: ApplyRun) -> None:
+    error = turn.view.applied.get(rebind.key)
+    if error is None:
+        return
+    turn.event("deployed again through Ray Serve" if not error else "could not be deployed again", error)
+    if error:
+        key = rebind.key.partition(" ")[0] + f" {rebind.failures + 1}"
+        later = turn.now + APPLY_RETRY_LATER_S
+        turn.app = replace(turn.app, rebind=replace(rebind, key=key, not_before=later, failures=rebind.failures + 1))
+    else:
+        turn.app = replace(turn.app, rebind=None, bound_at=max(turn.now, turn.app.bound_at))
 
 
 def _apply_ended(turn: Turn) -> None:

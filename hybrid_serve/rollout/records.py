@@ -13,6 +13,7 @@ def app_to_json(app: App) -> dict[str, Any]:
         "orders": {replica: vars(step) for replica, step in app.orders.items()},
         "rollout": None if app.rollout is None else _rollout_to_json(app.rollout),
         "last": None if app.last is None else _rollout_to_json(app.last),
+        "rebind": None if app.rebind is None else vars(app.rebind),
     }
 
 
@@ -26,6 +27,7 @@ def app_from_json(value: dict[str, Any]) -> App:
             "orders": {replica: Step(**step) for replica, step in value["orders"].items()},
             "rollout": None if value["rollout"] is None else _rollout_from_json(value["rollout"]),
             "last": None if value["last"] is None else _rollout_from_json(value["last"]),
+            "rebind": None if value["rebind"] is None else ApplyRun(**value["rebind"]),
         }
     )
     named = {app.current, app.bound} | ({app.rollout.origin, app.rollout.to} if app.rollout else set())

@@ -6,7 +6,7 @@ from dataclasses import replace
 from hybrid_serve.rollout.ending import fail, finish
 from hybrid_serve.rollout.fleet import FleetView
 from hybrid_serve.rollout.forward import first_phase
-from hybrid_serve.rollout.state import App, Generation, Kind, Rollout
+from hybrid_serve.rollout.state import App, ApplyRun, Generation, Kind, Rollout
 from hybrid_serve.rollout.turn import Outcome, Turn, event_of, pool_need
 from hybrid_serve.rollout.wire import GenerationOffer, RolloutOptions
 
@@ -79,7 +79,9 @@ def first_deployed(name: str, generation: Generation, now: float) -> Outcome:
 def deployed(app: App, generation: Generation, view: FleetView, now: float) -> Outcome:
     """Ray Serve was told to deploy a generation, which the app may not list yet, by somebody else than a rollout."""
     turn = Turn(app, view, now)
+    rebind = None
     if turn.rollout is not None:
+        rebind = _rebind(turn.rollout, generation, now)
         turn.change(failure=f"Ray Serve deployed generation {generation.number}")
         finish(turn, "superseded")
     app = turn.app
@@ -95,10 +97,19 @@ def deployed(app: App, generation: Generation, view: FleetView, now: float) -> O
         bound=generation.number,
         bound_at=generation.built_at,
         by_serve=True,
+        rebind=rebind,
     )
     turn.orders = {}
     turn.event(BY_SERVE, actor="Ray Serve")
     return turn.outcome()
+
+
+def _rebind(rollout: Rollout, generation: Generation, now: float) -> ApplyRun | None:
+    """A rollout that was deploying when it was superseded may have deployed over what superseded it."""
+    if rollout.bind_at is None:
+        return None
+    versions = {pool: f"{rollout.name}-over" for pool in rollout.replaced if pool in generation.pools}
+    return ApplyRun(key=f"{rollout.name}/over", digest=generation.digest, restart=versions, not_before=now)
 
 
 def is_news(app: App, offer: GenerationOffer) -> bool:

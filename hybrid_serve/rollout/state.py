@@ -156,6 +156,7 @@ class App:
         current: the generation that every replica is to run.
         bound: the one that Ray Serve binds new replicas with; `bound_at` is when that became so.
         by_serve: `current` came with a deployment through Ray Serve, not with a rollout.
+        rebind: a deployment of `current` that is to run since a rollout's own may have come after that of Ray Serve.
         orders: by replica id; outside a rollout those of replicas that are brought to `current`.
     """
 
@@ -169,6 +170,7 @@ class App:
     rollout: Rollout | None = None
     last: Rollout | None = None
     rollouts: int = 0
+    rebind: ApplyRun | None = None
 
     def by_digest(self, digest: str) -> Generation | None:
         return next((each for each in self.generations.values() if each.digest == digest), None)
