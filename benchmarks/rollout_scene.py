@@ -70,7 +70,7 @@ class Scene:
             told = {} if during is None else during(watch, command)
             status = command.wait(LONGEST_S)
             if status < 0:  # it was killed: the rollout goes on without it
-                watch.until_over(LONGEST_S)
+                watch.until_over(str(command.objects[0]["started"]), LONGEST_S)
             seconds = time.monotonic() - began
             until(lambda: settled(self.fleet), 180)
             time.sleep(AFTER_S)

@@ -106,11 +106,14 @@ class Watch:
         )
         return found
 
-    def until_over(self, seconds: float = 400.0) -> dict[str, Any]:
-        """The last rollout once none is active."""
-        found: dict[str, Any] = self.until(
-            lambda known: not known.get("rollout") and known.get("last"), "the rollout is over", seconds
-        )
+    def until_over(self, name: str, seconds: float = 400.0) -> dict[str, Any]:
+        """A rollout once it has ended."""
+
+        def ended(known: dict[str, Any]) -> dict[str, Any] | None:
+            last: dict[str, Any] | None = known.get("last")
+            return last if last and last["name"] == name and not known.get("rollout") else None
+
+        found: dict[str, Any] = self.until(ended, f"{name} is over", seconds)
         return found
 
     def passed(self, name: str) -> list[str]:

@@ -34,7 +34,7 @@ def test_another_k_goes_out_by_canaries_and_waves_and_no_request_fails(fleet: Ro
     before, sent = fleet.settled(), len(fleet.load.outcomes)
     pids = {each["replica"]: fleet.pid_of(each["replica"]) for each in before["replicas"]}
     name = fleet.begin(num_speculative_tokens=5)
-    last = watch.until_over(60)
+    last = watch.until_over(name, 60)
     after = fleet.settled()
     assert (last["name"], last["phase"], last["failure"]) == (name, "done", "")
     assert watch.passed(name) == ["canary", "baking", "rolling", "applying", "done"]
@@ -47,7 +47,7 @@ def test_another_k_goes_out_by_canaries_and_waves_and_no_request_fails(fleet: Ro
 
 FAILURES: dict[str, tuple[dict[str, Any], str, tuple[str, ...]]] = {
     "start": ({"fail": "the drafter's weights are cut off"}, "replica start", ("the drafter's weights are cut off",)),
-    "plan": ({"num_blocks": 3}, "predicted", ("num_blocks", "3")),
+    "plan": ({"num_blocks": 3}, "replica start", ("predicted != actual: num_blocks: planned 307, got 3",)),
     "errors": ({"error_rate": 0.5}, "error rate", ()),
     "acceptance": ({"acceptance": [0.1] * 7}, "acceptance", ()),
     "death": ({"die_after_s": 2.5}, "engine deaths", ("died after 2.5 s",)),
@@ -60,8 +60,7 @@ def test_a_generation_that_is_not_healthy_is_taken_back_and_the_gate_says_why(
 ) -> None:
     fake, gate, told = FAILURES[kind]
     before, sent = fleet.settled(), len(fleet.load.outcomes)
-    fleet.begin(fake=fake)
-    last = watch.until_over(60)
+    last = watch.until_over(fleet.begin(fake=fake), 60)
     after = fleet.settled()
     assert last["phase"] == "rolled back" and after["current"] == before["current"]
     assert gate in last["failure"] and all(text in last["failure"] for text in told), last["failure"]
@@ -80,7 +79,7 @@ def test_what_runs_is_not_rolled_out_again_and_two_at_once_are_one_too_many(flee
     refused = fleet.ask("begin", same, options, "test")["refused"]
     assert name in refused
     assert fleet.ask("rollback", "default", None, "test")["started"] == name
-    assert watch.until_over(60)["phase"] == "rolled back"
+    assert watch.until_over(name, 60)["phase"] == "rolled back"
     assert fleet.settled()["current"] == current
 
 
@@ -91,7 +90,7 @@ def test_a_planner_that_is_killed_goes_on_where_it_was(fleet: Rolling, watch: Wa
         watch.until_phase(phase)
         os.kill(fleet.ask("status")["pid"], signal.SIGKILL)
         until(lambda expected=starts + kills: fleet.ask("status")["starts"] == expected)
-    last = watch.until_over(90)
+    last = watch.until_over(name, 90)
     assert (last["name"], last["phase"]) == (name, "done")
     assert fleet.settled()["current"] == last["to"]
     assert fleet.failed(sent) == []
@@ -103,7 +102,7 @@ def test_ray_serves_controller_may_be_killed_in_every_phase(fleet: Rolling, watc
     for phase in ("canary", "rolling", "applying"):
         watch.until_phase(phase)
         fleet.controller().kill()
-    last = watch.until_over(90)
+    last = watch.until_over(name, 90)
     assert (last["name"], last["phase"]) == (name, "done")
     assert fleet.settled()["current"] == last["to"]
     assert fleet.failed(sent) == []
@@ -112,11 +111,11 @@ def test_ray_serves_controller_may_be_killed_in_every_phase(fleet: Rolling, watc
 @pytest.mark.parametrize("phase", ["canary", "baking"])
 def test_a_canary_that_is_killed_takes_the_rollout_back(fleet: Rolling, watch: Watch, phase: str) -> None:
     before, sent = fleet.settled(), len(fleet.load.outcomes)
-    fleet.begin(num_speculative_tokens=3, fake={"start_s": 1.0})
+    name = fleet.begin(num_speculative_tokens=3, fake={"start_s": 1.0})
     watch.until_phase(phase)
     canary = watch.until(lambda known: next((r for r in known["replicas"] if r["canary"]), None), "a canary")
     os.kill(fleet.pid_of(canary["replica"]), signal.SIGKILL)
-    last = watch.until_over(120)
+    last = watch.until_over(name, 120)
     assert last["phase"] == "rolled back" and canary["replica"] in last["failure"]
     assert fleet.settled()["current"] == before["current"]
     assert {end for end, *_ in fleet.failed(sent)} <= {"error event", "broken"}

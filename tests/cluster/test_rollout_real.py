@@ -43,7 +43,7 @@ def test_another_k_goes_out_under_load_and_every_request_is_answered_as_before(
         with rolling(app, config, endless(asked, seed=5), REQUESTS_PER_S) as fleet, fleet.watched() as watch:
             sent = len(fleet.load.outcomes)
             name = fleet.begin(num_speculative_tokens=5)
-            last = watch.until_over(150)
+            last = watch.until_over(name, 150)
             after = fleet.settled()
         assert (last["name"], last["phase"], last["failure"]) == (name, "done", "")
         (current,) = [each for each in after["generations"] if each["number"] == after["current"]]
