@@ -46,7 +46,7 @@ class Rollouts:
         self._ledger = Ledger(store)
         self._fleet = Fleet(clock)
         self._metrics = RolloutMetrics()
-        self._settled_at = clock() + (SETTLE_S if self._ledger.read_apps else 0.0)
+        self._settled_at = clock() + (0.0 if self._ledger.is_empty else SETTLE_S)
         self._failing = ""
 
     @property
