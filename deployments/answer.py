@@ -1,7 +1,7 @@
 """One answer on its way to the client: messages passed on, or an error in the shape that fits how far it got."""
 
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 
 from grpc import RpcError
 from ray.exceptions import RayError, RayTaskError
@@ -13,6 +13,9 @@ from deployments.routing.ticket import ReplicaUnavailable
 from hybrid_serve.engine.base import Message, Send
 
 logger = logging.getLogger("ray.serve")
+
+PIECE = ("body", "more_body")
+"""What a head has that carries the first piece of its body, see `deployments.serving.serve_request`."""
 
 
 def replica_failed(error: Exception) -> bool:
@@ -37,8 +40,12 @@ class Answer:
         self.started = False
         self._is_stream = False
 
-    async def relay(self, messages: AsyncIterator[Message]) -> None:
-        """Sends an app's messages on, one by one."""
+    async def relay(self, messages: AsyncIterator[Message], on_last: Callable[[], object] = lambda: None) -> None:
+        """Sends an app's messages on, one by one; a head may carry the first piece of its body.
+
+        `on_last` is called when the last one is there, before it is sent: a client may send its next request as soon
+        as it has it, and before the replica's stream has ended.
+        """
         async for message in messages:
             if message["type"] == "http.response.start":
                 self.started = True
@@ -46,6 +53,12 @@ class Answer:
                     name.lower() == b"content-type" and value.startswith(b"text/event-stream")
                     for name, value in message["headers"]
                 )
+                await self._send({key: value for key, value in message.items() if key not in PIECE})
+                if "body" not in message:
+                    continue
+                message = {"type": "http.response.body", **{key: message[key] for key in PIECE if key in message}}
+            if not message.get("more_body", False):
+                on_last()
             await self._send(message)
 
     async def fail(self, error: Exception) -> None:

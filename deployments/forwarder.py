@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from deployments.answer import Answer, last_line, replica_failed
@@ -130,7 +131,7 @@ class Forwarder:
             try:
                 messages = service.call(reservation, need, scope, body)
                 async with service.in_flight.watched(reservation):
-                    await answer.relay(messages)
+                    await answer.relay(messages, partial(service.board.release, reservation))
                 messages = None
                 return
             except ReplicaFull:

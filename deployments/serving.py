@@ -30,7 +30,8 @@ async def serve_request(
 ) -> AsyncGenerator[Message]:
     """The ASGI messages of one request, unbatched; its room is accounted for until the last one or until it is left.
 
-    The answer's head waits for the first piece of its body. vLLM sends the head of a stream before the engine has seen
+    The answer's head waits for the first piece of its body, and carries it as its `body` and `more_body`: one message
+    less between the first token and the client. vLLM sends the head of a stream before the engine has seen
     the request, and up to then an engine that dies is this replica's problem alone.
 
     Closing or cancelling this generator aborts the request in the engine; so does `ended`, once it is done.
@@ -57,8 +58,7 @@ async def serve_request(
                         if b"error" in message.get("body", b"")[:ERROR_EVENT_BYTES]:
                             await _refuse_if_dead(engine)
                         begun, failed = True, _is_error_event(message)
-                        yield head
-                        yield message
+                        yield {**message, **head}
             if head is not None and not begun:
                 yield head
         except ReplicaUnavailable:

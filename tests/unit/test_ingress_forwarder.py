@@ -99,6 +99,40 @@ async def test_a_body_over_the_limit_is_413(pair_folder: Path, declared: bool) -
     assert pool.responses == []
 
 
+async def test_a_head_that_carries_the_first_piece_is_sent_as_two_messages() -> None:
+    async def run(scope: dict[str, Any], body: bytes, ticket: Ticket) -> AsyncGenerator[Message]:
+        yield {"type": "http.response.start", "status": 200, "headers": [], "body": b"one ", "more_body": True}
+        yield {"type": "http.response.body", "body": b"two", "more_body": False}
+
+    told = await exchange(forwarder_of(Pool(run)), CHAT, request())
+    assert told.messages == [
+        {"type": "http.response.start", "status": 200, "headers": []},
+        {"type": "http.response.body", "body": b"one ", "more_body": True},
+        {"type": "http.response.body", "body": b"two", "more_body": False},
+    ]
+
+
+async def test_a_client_that_has_its_answer_finds_the_room_free_that_it_had() -> None:
+    """The replica's stream may end later."""
+
+    async def run(scope: dict[str, Any], body: bytes, ticket: Ticket) -> AsyncGenerator[Message]:
+        yield {"type": "http.response.start", "status": 200, "headers": []}
+        yield {"type": "http.response.body", "body": b"all", "more_body": False}
+        await asyncio.sleep(0.01)
+
+    service, reserved = service_of("demo", pool=Pool(run)), []
+
+    async def receive() -> Message:
+        return {"type": "http.request", "body": request(), "more_body": False}
+
+    async def send(message: Message) -> None:
+        reserved.append(service.board.reserved)
+
+    await Forwarder({"demo": service})(CHAT, receive, send)
+    assert reserved == [1, 0] and service.board.reserved == 0
+    service.board.check_integrity()
+
+
 async def test_a_full_queue_is_503_with_retry_after() -> None:
     async def full(scope: dict[str, Any], body: bytes, ticket: Ticket) -> AsyncGenerator[Message]:
         raise BackPressureError(num_queued_requests=9, max_queued_requests=9)
