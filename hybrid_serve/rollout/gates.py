@@ -105,7 +105,15 @@ def added(figures: Iterable[Figures]) -> Figures:
 
 def since(now: Figures, then: Figures | None) -> Figures:
     """What was added. Totals that fell are of an engine that started since: they count whole."""
-    if then is None or any(_counts(now)[name] < count for name, count in _counts(then).items()):
+    if then is None:
+        return now
+    if (
+        now.requests < then.requests
+        or now.errors < then.errors
+        or now.ttft_count < then.ttft_count
+        or now.tpot_count < then.tpot_count
+        or now.drafts < then.drafts
+    ):
         return now
     before = then.accepted_per_position + (0,) * len(now.accepted_per_position)
     return Figures(
@@ -140,11 +148,6 @@ def judge_start(evidence: Evidence) -> tuple[Verdict, ...]:
         _sentences(evidence.pool, "replica start", evidence.not_started, "every replica started"),
         _sentences(evidence.pool, "predicted = actual", evidence.differences, "every engine runs its plan"),
     )
-
-
-def _counts(figures: Figures) -> dict[str, int]:
-    names = ("requests", "errors", "ttft_count", "tpot_count", "drafts")
-    return {name: getattr(figures, name) for name in names}
 
 
 def _sentences(pool: str, gate: Gate, sentences: tuple[str, ...], otherwise: str) -> Verdict:

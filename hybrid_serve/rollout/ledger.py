@@ -42,7 +42,6 @@ class Ledger:
         self._unreadable: dict[str, str] = {}
         self._offers: dict[tuple[str, int], GenerationOffer] = {}
         self._read = False
-        self.read_apps = 0
         try:
             self.read()
         except LedgerError as error:
@@ -62,12 +61,9 @@ class Ledger:
         events: dict[str, list[Event]] = {}
         unreadable: dict[str, str] = {}
         for name in names:
-            try:
-                document = self._value(_app_key(name))
-            except LedgerError:
-                raise
+            document = self._value(_app_key(name))
             if document is None:
-                continue  # listed, and lost before it was written
+                continue  # the planner was lost between the two writes
             try:
                 decoded = _decoded(document)
                 apps[name], events[name] = app_from_json(decoded["app"]), decoded["events"]
@@ -76,7 +72,12 @@ class Ledger:
                 logger.error("%s", unreadable[name])
         self._names = list(names)
         self._apps, self._events, self._unreadable = apps, events, unreadable
-        self._read, self.read_apps = True, len(names)
+        self._read = True
+
+    @property
+    def is_empty(self) -> bool:
+        """Nothing is kept; False while that is not known."""
+        return self._read and not self._names
 
     @property
     def apps(self) -> dict[str, App]:

@@ -78,6 +78,7 @@ class Turn:
         self.commands: list[Apply] = []
         self.events: list[Event] = []
         self.troubles: list[Trouble] = []
+        self._needs: dict[tuple[str, str, str], Need] = {}
         self._models: dict[str, set[str]] | None = None
         self._by_digest = {each.digest: each for each in app.generations.values()}
 
@@ -120,12 +121,16 @@ class Turn:
         return self._by_digest.get(seen.run.digest)
 
     def need(self, seen: Seen, target: Generation) -> Need:
-        if seen.run.digest == target.digest:
-            return "nothing"
+        key = (seen.run.digest, target.digest, seen.run.pool)
+        if (found := self._needs.get(key)) is not None:
+            return found
         own = self.generation_of(seen)
-        if own is None:
-            return "unknown"
-        return pool_need(own, target, seen.run.pool)
+        if seen.run.digest == target.digest:
+            found = "nothing"
+        else:
+            found = "unknown" if own is None else pool_need(own, target, seen.run.pool)
+        self._needs[key] = found
+        return found
 
     def needing(self, target: Generation, *needs: Need) -> Iterator[tuple[str, Seen]]:
         """Live replicas that need one of these and are not ordered it already, by id."""

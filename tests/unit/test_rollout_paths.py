@@ -143,6 +143,17 @@ def test_new_replicas_that_do_not_start_are_replaced_by_old_ones(app: SimulatedA
     assert app.served() == {"old"} and app.serve.deployments[-1] == ("old", {"a": "rollout-1-back"})
 
 
+def test_a_deployment_that_waits_for_replicas_too_long_is_given_up(app: SimulatedApp) -> None:
+    app.begin(PLACED)
+    app.seconds(1)
+    assert app.serve.work is not None
+    app.serve.work.until = app.clock.now + 120
+    app.until("rolling back", 70)
+    assert "0 of 2 replicas serve generation 2, and no more for 60 s" in app.failure
+    app.until("rolled back")
+    assert app.served() == {"old"} and app.serve.bound == OLD
+
+
 def test_a_canary_that_can_not_start_is_back_and_the_rollout_rolls_back(app: SimulatedApp) -> None:
     app.cannot_start.add(("b", "new"))
     app.begin(NEW)
@@ -505,3 +516,82 @@ def test_the_configuration_of_a_pool_is_told_by_digest(app: SimulatedApp) -> Non
         app.rollouts.pool_config(APP, "gone", "a")
     with pytest.raises(ValueError, match="has the pools a, b, c, not z"):
         app.rollouts.pool_config(APP, "new", "z")
+
+
+def test_a_planner_that_was_restarted_does_not_take_who_it_has_not_heard_for_gone(app: SimulatedApp) -> None:
+    app.begin(NEW, replace(QUICK, bake_s=10))
+    app.until("rolling")
+    for replica in app.replicas.values():
+        replica.mute = True
+    app.restart_planner()
+    app.seconds(12)
+    assert app.phase == "rolling", "it has listened for less than three heartbeats"
+    for replica in app.replicas.values():
+        replica.mute = False
+    app.until("done")
+    assert app.served() == {"new"}
+
+
+def test_a_canary_that_is_heard_of_late_by_a_planner_that_was_restarted_is_not_lost(app: SimulatedApp) -> None:
+    app.begin(NEW, replace(QUICK, bake_s=60))
+    app.until("baking")
+    canary = of(app, "new")[0]
+    canary.mute = True
+    app.restart_planner()
+    app.seconds(25)
+    assert app.phase == "baking"
+    canary.mute = False
+    app.until("done")
+
+
+def test_a_canary_that_was_killed_together_with_the_planner_is_lost(app: SimulatedApp) -> None:
+    app.begin(NEW, replace(QUICK, bake_s=60))
+    app.until("baking")
+    canary = of(app, "new")[0]
+    app.kill(canary.name)
+    app.add(canary.pool, "old")
+    app.restart_planner()
+    app.until("rolled back")
+    assert f"engine deaths: replica {canary.name} on generation 2 was not heard of for 30 s" in app.failure
+
+
+def test_who_is_on_the_way_when_a_gate_fails_is_ordered_back_at_once(app: SimulatedApp) -> None:
+    app.begin(NEW)
+    app.until("rolling")
+    app.seconds(3)
+    (switching,) = (replica for replica in app.replicas.values() if replica.phase == "switching")
+    switching.until = app.clock.now + 30
+    of(app, "new")[0].dead = "killed"
+    app.orders.clear()
+    app.seconds(3)
+    assert (switching.name, "old") in app.orders
+    app.until("rolled back")
+    assert app.served() == {"old"}
+
+
+def test_a_wave_begins_once_the_one_before_serves() -> None:
+    app = SimulatedApp(OLD, {"a": 6})
+    app.begin(NEW, replace(QUICK, canary="0", max_unavailable="2"))
+    app.seconds(4)
+    slow, quick = (replica for replica in app.replicas.values() if replica.phase != "serving")
+    slow.until = app.clock.now + 30
+    app.seconds(20)
+    assert quick.digest == "new" and quick.phase == "serving"
+    assert app.shown()["rollout"]["wave"] == 1 and len(of(app, "old")) == 4
+    app.until("done")
+    assert app.shown()["last"]["wave"] == 3
+
+
+def test_what_a_rollout_may_have_deployed_over_is_deployed_again(app: SimulatedApp) -> None:
+    app.begin(NEW)
+    app.until("applying")
+    third = replace(THIRD, built_at=app.clock.now)
+    app.offers["third"] = third
+    app.serve.deploy(third, {})
+    app.rollouts.deployed(third)
+    app.seconds(2)
+    assert app.serve.bound == NEW, "the rollout's deployment came later"
+    app.seconds(5)
+    assert app.serve.bound == third and "deployed again through Ray Serve" in app.events()
+    app.seconds(400)
+    assert app.served() == {"third"}
