@@ -21,7 +21,7 @@ TITLES = (
     "max_model_len",
     "generation",
 )
-NUMBERS = frozenset({"predicted KV tokens", "actual", "groups", "max_model_len"})
+NUMBERS = frozenset({"predicted KV tokens", "actual", "groups", "max_model_len", "generation"})
 
 
 def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -53,12 +53,11 @@ def ask(address: str) -> dict[str, Any]:
 def table(status: dict[str, Any]) -> str:
     """The fleet for people: each app's generation, replicas, what does not run as planned, the last refusals."""
     replicas = sorted(status["replicas"], key=lambda r: (r["model_name"], r["pool"], r["replica_id"]))
-    lines = [app_line(app, rollouts) for app, rollouts in sorted(status.get("rollouts", {}).items())]
-    lines += (
-        aligned(TITLES, [_row(replica) for replica in replicas], NUMBERS)
-        if replicas
-        else ["no replica is known to the planner"]
-    )
+    apps = status["rollouts"]
+    lines = [app_line(app, rollouts) for app, rollouts in sorted(apps.items())]
+    runs = {one["replica"]: one["generation"] for app in apps.values() for one in app["replicas"]}
+    rows = [_row(replica, runs.get(replica["replica_id"])) for replica in replicas]
+    lines += aligned(TITLES, rows, NUMBERS) if rows else ["no replica is known to the planner"]
     for replica in replicas:
         lines += [f"  {replica['replica_id']}: {difference}" for difference in replica["differences"]]
         if replica["note"]:
@@ -66,7 +65,7 @@ def table(status: dict[str, Any]) -> str:
     for refused in status["refused"]:
         lines.append(
             f"refused {refused['times']} x, last {refused['seconds_ago']:.0f} s ago: {refused['model_name']} "
-            f"(generation {refused['generation']}): {refused['reason']}"
+            f"(declared as {refused['generation']}): {refused['reason']}"
         )
     again = status["starts"] - 1
     lines.append(f"planner: started {status['starts']} x ({again} restart{'' if again == 1 else 's'})")
@@ -80,7 +79,8 @@ def table(status: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _row(replica: dict[str, Any]) -> tuple[str, ...]:
+def _row(replica: dict[str, Any], generation: int | None) -> tuple[str, ...]:
+    """`generation`: the number of the one that it runs; None if none is counted."""
     plan, report = replica["plan"], replica["report"]
     predicted, actual = replica["predicted_kv_tokens"], None if report is None else report["kv_tokens"]
     return (
@@ -94,5 +94,5 @@ def _row(replica: dict[str, Any]) -> tuple[str, ...]:
         "-" if plan is None else str(len(plan["groups"])),
         replica["source"],
         number(replica["max_model_len"]),
-        replica["generation"],
+        number(generation),
     )
