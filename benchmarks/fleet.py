@@ -22,7 +22,6 @@ import json
 import os
 import platform
 import shlex
-import signal
 import statistics
 import sys
 import threading
@@ -46,7 +45,6 @@ PREFIX_BYTES = 2700
 
 def main() -> None:
     """Run the phases, print the record, and write it."""
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit("asked to stop"))
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--config", default="configs/demo-fleet.yaml")
     parser.add_argument("--phases", default=",".join(PHASES[:-1]))

@@ -1,6 +1,8 @@
 """A fleet on this machine: one Ray node per pool, labelled as the pool asks, and the app on it; and ways to hurt it."""
 
 import os
+import signal
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -182,6 +184,8 @@ def local_fleet(config: AppConfig) -> Iterator[LocalFleet]:
     with private_ray(
         list(wanted.values()), num_cpus=1, object_store_memory=OBJECT_STORE_BYTES, log_to_driver=False
     ) as up:
+        # Ray has taken over SIGTERM by now, and would end this process without its nodes' folders.
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit("asked to stop"))
         nodes = {pool: (node, running) for (pool, node), running in zip(wanted.items(), up, strict=True)}
         fleet = LocalFleet(config, f"http://127.0.0.1:{port}", nodes)
         try:

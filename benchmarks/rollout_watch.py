@@ -1,6 +1,7 @@
 """A rollout as a user begins it, by the command in a process of its own; and as the planner tells of it, sampled."""
 
 import json
+import logging
 import os
 import subprocess
 import sys
@@ -11,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import ray
+
+logger = logging.getLogger(__name__)
 
 AWAY = (ray.exceptions.RayError, ValueError)
 """What asking a planner raises that has just been killed."""
@@ -80,6 +83,7 @@ class Watch:
             rollout = self.rollout or self.known.get("last")
             if rollout and (not self._seen or self._seen[-1][1:] != (rollout["name"], rollout["phase"])):
                 self._seen.append((time.monotonic(), rollout["name"], rollout["phase"]))
+                logger.info("%s is %s %s", rollout["name"], rollout["phase"], rollout["failure"])
 
     @property
     def rollout(self) -> dict[str, Any] | None:

@@ -133,7 +133,7 @@ def answered(
         return 0
     name = str(answer.get("started") or answer["attached"])
     if "attached" in answer and not arguments.json:
-        print(f"{name} rolls this out already", flush=True)
+        print(f"{name} does this already", flush=True)
     if arguments.detach:
         if not arguments.json:
             print(f"{name} has begun: {_again(arguments)} shows it")

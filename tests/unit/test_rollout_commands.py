@@ -108,7 +108,7 @@ def test_the_same_configuration_twice_shows_the_rollout_that_is_active(
 ) -> None:
     planner_with(monkeypatch, begin={"attached": "rollout-2"}, rollouts=to_the_end(rollout("rolling")))
     assert main(["rollout", DEMO_FLEET]) == 0
-    assert capsys.readouterr().out.startswith("rollout-2 rolls this out already\n")
+    assert capsys.readouterr().out.startswith("rollout-2 does this already\n")
 
 
 @pytest.mark.parametrize(
