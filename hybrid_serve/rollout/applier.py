@@ -17,12 +17,19 @@ Apply = Callable[[GenerationOffer, dict[str, str]], Awaitable[None]]
 async def apply_in_a_task(offer: GenerationOffer, restart: dict[str, str]) -> None:
     """By a Ray task of its own: it builds the app, and the planner's process stays small and answers meanwhile.
 
+    Cancelled, it ends the task.
+
     Raises whatever the task raised.
     """
     import ray
 
     task = ray.remote(num_cpus=0, max_retries=0)(_deploy).options(name=f"deploys generation {offer.digest}")
-    await task.remote(offer, restart)
+    deploying = task.remote(offer, restart)
+    try:
+        await deploying
+    except asyncio.CancelledError:
+        ray.cancel(deploying, force=True)  # it waits for replicas; what Ray Serve was told, it was told whole
+        raise
 
 
 def _deploy(offer: GenerationOffer, restart: dict[str, str]) -> None:
@@ -45,9 +52,12 @@ class BackgroundApplier:
         self._work: dict[str, _Work] = {}
 
     def start(self, app: str, key: str, offer: GenerationOffer, restart: dict[str, str]) -> None:
-        """Begin, unless this key has begun. Another key of the app waits: it is asked for again."""
+        """Begin, unless this key has begun. Another key that runs is cancelled first: it is asked for again then."""
         work = self._work.setdefault(app, _Work())
-        if key == work.key or key in work.ended or (work.task is not None and not work.task.done()):
+        if key == work.key or key in work.ended:
+            return
+        if work.task is not None and not work.task.done():
+            work.task.cancel()
             return
         work.key = key
         work.task = asyncio.get_running_loop().create_task(self._run(work, key, offer, restart))

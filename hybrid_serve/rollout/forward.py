@@ -140,19 +140,17 @@ def _replacing(turn: Turn, judged: tuple[Verdict, ...]) -> None:
 
 
 def _replaced(turn: Turn, pool: str) -> bool:
-    """Every replica of the pool is a new one that serves. If none comes up in time, its gate fails."""
-    if not turn.applied(turn.to):
-        return False
+    """Every replica of the pool is a new one that serves. If no further one comes up in time, its gate fails."""
     rollout, to = turn.active, turn.to
     members = [seen for seen in turn.view.replicas.values() if seen.run.pool == pool]
     serve = sum(seen.serving and seen.run.digest == to.digest for seen in members)
-    if serve and serve == len(members):
+    if serve and serve == len(members) and turn.applied(to):
         return True
     if serve != rollout.progress:
         turn.change(progress=serve, progress_at=turn.now)
         return False
     since = turn.now - rollout.progress_at
-    if not members and since > QUIET_S:
+    if not members and since > QUIET_S and turn.applied(to):
         turn.event("has no replica", f"pool {pool} is deployed, and none was heard of", pool=pool)
         return True
     limit = rollout.options.start_s

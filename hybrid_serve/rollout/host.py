@@ -25,7 +25,7 @@ class Applier(Protocol):
     """Deploys apps through Ray Serve, one deployment of an app at a time, in the background."""
 
     def start(self, app: str, key: str, offer: GenerationOffer, restart: dict[str, str]) -> None:
-        """Begin, unless this key has begun. Another key of the app waits for what runs."""
+        """Begin, unless this key has begun. What runs of the app under another key is wanted no more."""
         ...
 
     def ended(self, app: str) -> dict[str, str]:

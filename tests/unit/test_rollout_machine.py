@@ -210,5 +210,5 @@ class Rollouts(RuleBasedStateMachine):
         return self.app.shown()["current"] if self.app.rollouts.rollouts(APP) else None
 
 
-Rollouts.TestCase.settings = settings(max_examples=300, stateful_step_count=40, deadline=None)
+Rollouts.TestCase.settings = settings(max_examples=200, stateful_step_count=40, deadline=None)
 TestRollouts = Rollouts.TestCase

@@ -143,6 +143,17 @@ def test_new_replicas_that_do_not_start_are_replaced_by_old_ones(app: SimulatedA
     assert app.served() == {"old"} and app.serve.deployments[-1] == ("old", {"a": "rollout-1-back"})
 
 
+def test_a_deployment_that_waits_for_replicas_too_long_is_given_up(app: SimulatedApp) -> None:
+    app.begin(PLACED)
+    app.seconds(1)
+    assert app.serve.work is not None
+    app.serve.work.until = app.clock.now + 120
+    app.until("rolling back", 70)
+    assert "0 of 2 replicas serve generation 2, and no more for 60 s" in app.failure
+    app.until("rolled back")
+    assert app.served() == {"old"} and app.serve.bound == OLD
+
+
 def test_a_canary_that_can_not_start_is_back_and_the_rollout_rolls_back(app: SimulatedApp) -> None:
     app.cannot_start.add(("b", "new"))
     app.begin(NEW)

@@ -113,27 +113,29 @@ async def test_a_planner_that_was_restarted_hears_from_its_fleet_before_it_begin
     assert "model m has 1 replica in all" in (await asked)["refused"]
 
 
-async def test_a_deployment_runs_once_and_another_waits_for_it() -> None:
-    going = asyncio.Event()
-    begun: list[str] = []
+async def test_a_deployment_runs_once_and_is_cancelled_for_the_next(caplog: pytest.LogCaptureFixture) -> None:
+    told: list[str] = []
 
     async def apply(offer: GenerationOffer, restart: dict[str, str]) -> None:
-        begun.append(offer.digest)
-        await going.wait()
+        told.append(f"{offer.digest} begins")
+        try:
+            await asyncio.sleep(60 if offer is NEW else 0)
+        except asyncio.CancelledError:
+            told.append(f"{offer.digest} is cancelled")
+            raise
 
     applier = BackgroundApplier(apply)
     for _ in range(3):
         applier.start(APP, "k1", NEW, {})
+        await asyncio.sleep(0.01)
+    assert told == ["new begins"] and applier.ended(APP) == {}
+    for _ in range(3):
         applier.start(APP, "k2", OLD, {})
-        await asyncio.sleep(0)
-    assert begun == ["new"] and applier.ended(APP) == {}
-    going.set()
-    await asyncio.sleep(0.01)
-    assert applier.ended(APP) == {"k1": ""}
-    applier.start(APP, "k2", OLD, {})
-    await asyncio.sleep(0.01)
-    applier.settle(APP, "k1")
-    assert begun == ["new", "old"] and applier.ended(APP) == {"k2": ""}
+        await asyncio.sleep(0.01)
+    assert told == ["new begins", "new is cancelled", "old begins"]
+    assert applier.ended(APP) == {"k2": ""}
+    applier.settle(APP, "k2")
+    assert applier.ended(APP) == {}
 
 
 async def test_a_deployment_that_fails_says_why_in_a_line() -> None:
