@@ -136,6 +136,7 @@ def _as_bound(
     elif name == INGRESS:
         version = binding.version
         options = _merged(_of_ingress(binding), deployment.ray_actor_options)
+        deployment = deployment.options(user_config={**_wish_of(binding), **deployment.user_config})
     else:
         old: ReplicaConfig = binding.arguments[0]
         new: ReplicaConfig = deployment.init_args[0]
@@ -145,6 +146,12 @@ def _as_bound(
         forced = name in restart and same and binding.generation != offer.digest
         version = restart[name] if forced else binding.version
     return deployment.options(version=version, ray_actor_options=options, _internal=True)
+
+
+def _wish_of(ingress: Binding) -> dict[str, Any]:
+    """What a deployed file wants: it may wait for the end of this rollout."""
+    told = ingress.info.deployment_config.user_config
+    return {"desired": told["desired"]} if isinstance(told, dict) and told.get("desired") else {}
 
 
 def _of_ingress(binding: Binding) -> dict[str, Any]:

@@ -119,6 +119,15 @@ def test_a_pool_that_waits_is_deployed_as_it_is(pair_folder: Path) -> None:
     assert generation == bound["b"].generation
 
 
+def test_what_a_deployed_file_wants_stays_wanted(pair_folder: Path) -> None:
+    """It may wait for the end of the rollout that is applied."""
+    bound = bound_to(offered(pools(pair_folder, "a")))
+    wish = {"desired": {"config": {"limits": {"retries": 1}}}}
+    bound["ingress"].info.deployment_config.user_config = wish
+    told = over(offered(pools(pair_folder, "a", "b")), bound, {})["ingress"].user_config
+    assert told["desired"] == wish["desired"] and told["services"] == {"demo": ["a", "b"]} and "limits" in told
+
+
 def test_the_last_exception_of_a_traceback_comes_first() -> None:
     message = (
         "It failed.\nTraceback:\n  File x\nRuntimeError: Traceback\n  File y\npkg.EngineStartError: no memory\nat all"
