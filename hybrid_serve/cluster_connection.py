@@ -147,8 +147,8 @@ def _connect(address: str, namespace: str) -> None:
 def show_the_token() -> None:
     """Ray 2.60 asks for a token as soon as one lies in the user's home, and sends it only if it is told to.
 
-    It looks when it is first imported: call this before anything that imports it. Whoever imported it before has decided
-    for this process.
+    It looks when it is first imported: call this before anything that imports it. Whoever imported it before has
+    decided for this process.
     """
     lies = (Path.home() / ".ray" / "auth_token").exists()
     if lies and "ray" not in sys.modules and "RAY_AUTH_TOKEN" not in os.environ:
