@@ -115,7 +115,7 @@ def connected(address: str) -> Iterator[PlannerConnection]:
     Raises:
         NoFleetError: no Ray at the address.
     """
-    _show_the_token()
+    show_the_token()
     import ray
 
     from hybrid_serve.negotiation.planner import NAMESPACE
@@ -144,10 +144,11 @@ def _connect(address: str, namespace: str) -> None:
         raise NoFleetError(f"the Ray at address {address} can't be asked: {_first_line(error)}. Ask again") from None
 
 
-def _show_the_token() -> None:
+def show_the_token() -> None:
     """Ray 2.60 asks for a token as soon as one lies in the user's home, and sends it only if it is told to.
 
-    It looks when it is first imported; whoever imported it before has decided for this process.
+    It looks when it is first imported: call this before anything that imports it. Whoever imported it before has
+    decided for this process.
     """
     lies = (Path.home() / ".ray" / "auth_token").exists()
     if lies and "ray" not in sys.modules and "RAY_AUTH_TOKEN" not in os.environ:

@@ -3,6 +3,8 @@
 import argparse
 from typing import TYPE_CHECKING
 
+from hybrid_serve.cluster_connection import show_the_token
+
 if TYPE_CHECKING:
     from deployments.config import AppConfig
 
@@ -28,6 +30,7 @@ def load(arguments: argparse.Namespace) -> "AppConfig":
         WrongArgumentsError: every mistake in it.
     """
     # The app's side imports Ray, which other commands do without.
+    show_the_token()
     from deployments.errors import AppError
     from deployments.loading import load_config
     from deployments.overrides import from_command_line

@@ -1,6 +1,9 @@
 """Commands that only ask: validate, diff, history, status, over a planner that answers what it was told to."""
 
 import json
+import os
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -211,6 +214,26 @@ def test_an_app_that_the_planner_does_not_know_has_nothing_to_differ_from(
     planner_of(monkeypatch, running, generation=unknown)
     assert main(["diff", DEMO_FLEET, "--app", "chat"]) == 2
     assert capsys.readouterr().err == "hybrid-serve diff: app chat is not known; known: default\n"
+
+
+@pytest.mark.parametrize("command", ["diff", "validate", "rollout"])
+def test_a_token_that_lies_in_the_home_is_shown_though_the_configuration_is_read_first(
+    tmp_path: Path, command: str
+) -> None:
+    (tmp_path / ".ray").mkdir()
+    (tmp_path / ".ray" / "auth_token").write_text("0" * 64)
+    program = (
+        "import os, sys; from hybrid_serve import cluster_connection as c, cli\n"
+        "def connected(address): raise c.NoFleetError(os.environ.get('RAY_AUTH_MODE'))\n"
+        "c._connect = lambda address, namespace: connected(address)\n"
+        "sys.exit(cli.main(sys.argv[1:]))"
+    )
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    arguments = [sys.executable, "-c", program, command, DEMO_FLEET, "--address", "127.0.0.1:1"]
+    told = subprocess.run(
+        arguments, capture_output=True, text=True, env=environment | {"HOME": str(tmp_path)}, check=False, timeout=60
+    )
+    assert (told.returncode, told.stderr.splitlines()[-1]) == (2, f"hybrid-serve {command}: token")
 
 
 EVENTS = [
