@@ -87,6 +87,7 @@ class Scene:
             "end": last["phase"].replace("_", " "),
             "failure": last["failure"],
             "gates_failed": sorted({gate["gate"] for gate in last["gates"] if gate["state"] == "failed"}),
+            "verdicts": [gate["text"] for gate in last["gates"] if gate["new"] is not None],
             "phases_s": watch.phases(last["name"]),
             **told,
             "load": figures(load.outcomes, self.answers),
