@@ -101,6 +101,7 @@ def main() -> None:
             rate=options.rate,
             seed=options.seed,
             rollout=["--canary", "1", "--bake", options.bake],
+            hurried=["--max-unavailable", "2"],
             damaged={
                 name: damage(Path(source_of(DEMO_DRAFT)), Path(folder) / name, 0) for name, damage in DAMAGES.items()
             },
@@ -140,7 +141,7 @@ def steady(scene: Scene, options: argparse.Namespace) -> dict[str, Any]:
 
 
 def tokens(scene: Scene, options: argparse.Namespace) -> dict[str, Any]:
-    return scene.roll_out(_other_k(scene))
+    return scene.roll_out(_other_k(scene), hurried=False)
 
 
 def _other_k(scene: Scene) -> str:

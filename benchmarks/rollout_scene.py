@@ -27,6 +27,7 @@ class Scene:
         config, changes: the file that the fleet was started with, and `key=value` for it.
         rate: requests a second, Poisson.
         rollout: arguments of `hybrid-serve rollout`.
+        hurried: further ones, where it is not looked at how fast requests are answered meanwhile.
     """
 
     fleet: LocalFleet
@@ -37,6 +38,7 @@ class Scene:
     rate: float
     seed: int
     rollout: list[str]
+    hurried: list[str]
     damaged: dict[str, Path] = field(default_factory=dict)
 
     @property
@@ -58,15 +60,16 @@ class Scene:
         (current,) = [each for each in known["generations"] if each["number"] == known["current"]]
         return int(next(iter(current["pools"].values()))["num_speculative_tokens"])
 
-    def roll_out(self, *changes: str, during: During | None = None) -> dict[str, Any]:
+    def roll_out(self, *changes: str, during: During | None = None, hurried: bool = True) -> dict[str, Any]:
         """Roll the fleet's configuration with these changes out, under load, until it is over."""
+        options = [*self.rollout, *(self.hurried if hurried else ())]
         before = {name: pid for name, pid in replica_pids(self.fleet).items()}
         events = len(self.fleet.history())
         watch, load = Watch(self.fleet.rollouts), self.load
         with self.under(load):
             time.sleep(BEFORE_S)
             began = time.monotonic()
-            command = Command(self.fleet.address, "rollout", *self.generation(*changes), *self.rollout, "--json")
+            command = Command(self.fleet.address, "rollout", *self.generation(*changes), *options, "--json")
             told = {} if during is None else during(watch, command)
             status = command.wait(LONGEST_S)
             if status < 0:  # it was killed: the rollout goes on without it
@@ -78,11 +81,13 @@ class Scene:
         last = self.fleet.rollouts()["last"]
         return {
             "changes": list(changes),
+            "options": options,
             "seconds": round(seconds, 1),
             "exit_status": status,
             "end": last["phase"].replace("_", " "),
             "failure": last["failure"],
             "gates_failed": sorted({gate["gate"] for gate in last["gates"] if gate["state"] == "failed"}),
+            "verdicts": [gate["text"] for gate in last["gates"] if gate["new"] is not None],
             "phases_s": watch.phases(last["name"]),
             **told,
             "load": figures(load.outcomes, self.answers),
