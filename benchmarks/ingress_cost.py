@@ -2,9 +2,12 @@
 
     python -m benchmarks.ingress_cost --output benchmarks/results/ingress-cost.json
 
-The replica serves its engine's app twice: through the ingress, and on a port of its own by uvicorn. Both are warmed up,
-then measured in turn, the first one changing from round to round: time to the first token of one request at a time,
-and requests per second of 16 at a time, on streamed held-out chats. Ratios are of the medians over the rounds.
+The replica serves its engine's app twice: through the ingress, and on a port of its own by uvicorn. Streamed held-out
+chats are sent through both in turn: one request at a time, each chat both ways one after the other, the first way
+changing from chat to chat, for the time to the first token; and bursts at a concurrency of 16 for requests per second,
+the first way changing from round to round. So what else the machine does meets both ways alike, and its share of the
+cores is recorded. The ingress does not see the other way's requests but in the replica's reports, one a second: it
+would hold its own back for their sake, so each burst waits until the replica has reported that it is idle.
 """
 
 import argparse
@@ -14,12 +17,13 @@ import os
 import platform
 import statistics
 import time
-from collections.abc import Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import aiohttp
+import psutil
 import ray
 import uvicorn
 from ray import serve
@@ -32,6 +36,10 @@ from deployments.replica import Replica
 from hybrid_serve.demo.corpus import held_out_prompts
 
 INGRESS_PORT, DIRECT_PORT = 18190, 18191
+IDLE_S = 2.5
+"""Two reports of the replica and their way to the ingress."""
+
+Chats = list[list[dict[str, str]]]
 
 
 class OpenReplica(Replica):
@@ -43,11 +51,11 @@ class OpenReplica(Replica):
         self._direct = asyncio.ensure_future(uvicorn.Server(server).serve())
 
 
-class Round(NamedTuple):
-    """One measurement: seconds to the first token (median of one at a time), requests per second of 16 at a time."""
+class Seconds(NamedTuple):
+    """What was measured one way: to the first token of each chat alone; for each burst."""
 
-    first_token_s: float
-    requests_per_s: float
+    first_token: list[float]
+    burst: list[float]
 
 
 async def stream(session: aiohttp.ClientSession, port: int, messages: list[dict[str, str]], tokens: int) -> float:
@@ -64,45 +72,70 @@ async def stream(session: aiohttp.ClientSession, port: int, messages: list[dict[
     return first
 
 
-async def measure(port: int, options: argparse.Namespace) -> Round:
-    """One round through one port."""
-    prompts = [prompt.messages for prompt in held_out_prompts(options.requests, 2026, max_long=0)]
-    limit = asyncio.Semaphore(options.concurrency)
-    connector = aiohttp.TCPConnector(limit=0)
-    async with aiohttp.ClientSession(connector=connector) as session:
+async def alone(found: dict[int, Seconds], chats: Chats) -> None:
+    """Each chat both ways, one request at a time."""
+    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
+        for index, messages in enumerate(chats):
+            for port in _in_turn(index):
+                found[port].first_token.append(await stream(session, port, messages, 8))
+
+
+async def burst(found: dict[int, Seconds], port: int, chats: Chats, concurrency: int) -> None:
+    """All chats one way, so many at a time."""
+    limit = asyncio.Semaphore(concurrency)
+    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
 
         async def limited(messages: list[dict[str, str]]) -> None:
             async with limit:
                 await stream(session, port, messages, 160)
 
-        alone = [await stream(session, port, prompts[index % len(prompts)], 8) for index in range(options.alone)]
         started = time.perf_counter()
-        await asyncio.gather(*(limited(messages) for messages in prompts))
-        seconds = time.perf_counter() - started
-    return Round(statistics.median(alone), len(prompts) / seconds)
+        await asyncio.gather(*(limited(messages) for messages in chats))
+        found[port].burst.append(time.perf_counter() - started)
 
 
-def rounds(options: argparse.Namespace) -> dict[int, list[Round]]:
-    """All rounds of both ports, the first one taking turns."""
-    found: dict[int, list[Round]] = {DIRECT_PORT: [], INGRESS_PORT: []}
-    for port in found:
-        asyncio.run(measure(port, options))
-    for index in range(options.rounds):
-        order = (DIRECT_PORT, INGRESS_PORT) if index % 2 == 0 else (INGRESS_PORT, DIRECT_PORT)
-        for port in order:
-            found[port].append(asyncio.run(measure(port, options)))
+def measure(options: argparse.Namespace, rounds: int) -> dict[int, Seconds]:
+    """Both ways in turn."""
+    found = {port: Seconds([], []) for port in (DIRECT_PORT, INGRESS_PORT)}
+    chats = [prompt.messages for prompt in held_out_prompts(options.requests, 2026, max_long=0)]
+    for index in range(rounds):
+        asyncio.run(alone(found, [chats[each % len(chats)] for each in range(options.alone)]))
+        for port in _in_turn(index):
+            time.sleep(IDLE_S)
+            asyncio.run(burst(found, port, chats, options.concurrency))
     return found
 
 
-def summary(found: dict[int, list[Round]]) -> dict[str, float]:
-    """Medians over the rounds, and what the ingress adds."""
+def _in_turn(index: int) -> tuple[int, int]:
+    return (DIRECT_PORT, INGRESS_PORT) if index % 2 == 0 else (INGRESS_PORT, DIRECT_PORT)
 
-    def median(values: Sequence[float]) -> float:
-        return statistics.median(values)
 
+class Machine:
+    """CPU seconds since it was made: of this process and all below it, which are Ray's and the engine's; of all."""
+
+    def __init__(self) -> None:
+        self._before = self._now()
+        self._started = time.monotonic()
+
+    def others_share(self) -> float:
+        """Share of all cores, 0 to 1, that processes not of this measurement had."""
+        busy, own = (now - before for now, before in zip(self._now(), self._before, strict=True))
+        return max(0.0, (busy - own) / (time.monotonic() - self._started) / (os.cpu_count() or 1))
+
+    def _now(self) -> tuple[float, float]:
+        times, own = psutil.cpu_times(), 0.0
+        for process in (psutil.Process(), *psutil.Process().children(recursive=True)):
+            with suppress(psutil.NoSuchProcess):
+                used = process.cpu_times()
+                own += used.user + used.system
+        return sum(times) - times.idle - times.iowait - times.guest - times.guest_nice, own
+
+
+def summary(found: dict[int, Seconds], requests: int) -> dict[str, float]:
+    """Medians, and what the ingress adds."""
     direct, ingress = found[DIRECT_PORT], found[INGRESS_PORT]
-    first = [median([r.first_token_s for r in side]) * 1000 for side in (direct, ingress)]
-    rate = [median([r.requests_per_s for r in side]) for side in (direct, ingress)]
+    first = [statistics.median(side.first_token) * 1000 for side in (direct, ingress)]
+    rate = [requests / statistics.median(side.burst) for side in (direct, ingress)]
     return {
         "direct_ttft_p50_ms": round(first[0], 2),
         "ingress_ttft_p50_ms": round(first[1], 2),
@@ -117,8 +150,8 @@ def main() -> None:
     """Serve the demo, measure, print, and write the raw rounds."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=6)
-    parser.add_argument("--alone", type=int, default=40, help="requests one at a time, a round")
-    parser.add_argument("--requests", type=int, default=64, help="requests at --concurrency, a round")
+    parser.add_argument("--alone", type=int, default=40, help="chats one at a time, a round")
+    parser.add_argument("--requests", type=int, default=64, help="chats of a burst")
     parser.add_argument("--concurrency", type=int, default=16)
     parser.add_argument("--output", type=Path)
     options = parser.parse_args()
@@ -127,9 +160,12 @@ def main() -> None:
     with private_ray(object_store_memory=256 * 2**20, log_to_driver=False):
         serve.start(http_options=HTTPOptions(host="127.0.0.1", port=INGRESS_PORT))
         serve.run(builder.build(load_config(None, {"pool.max_replicas": 1})))
-        found = rounds(options)
+        measure(options, rounds=1)
+        machine = Machine()
+        found = measure(options, options.rounds)
+        others = machine.others_share()
         serve.shutdown()
-    result = summary(found)
+    result = summary(found, options.requests) | {"others_share_of_cores": round(others, 3)}
     print(json.dumps(result, indent=1))
     if options.output:
         record = {
@@ -138,7 +174,7 @@ def main() -> None:
             "versions": {"python": platform.python_version(), "ray": ray.__version__},
             "cores": os.cpu_count(),
             "summary": result,
-            "rounds": {"direct": found[DIRECT_PORT], "ingress": found[INGRESS_PORT]},
+            "seconds": {"direct": found[DIRECT_PORT]._asdict(), "ingress": found[INGRESS_PORT]._asdict()},
         }
         options.output.write_text(json.dumps(record, indent=1) + "\n")
 
