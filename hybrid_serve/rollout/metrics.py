@@ -22,8 +22,8 @@ class RolloutMetrics:
             return
         if now.last is not None and now.last != before.last:
             self._rollouts.inc(tags={"app": now.name, "result": str(now.last.result)})
-        was = before.rollout
-        if was is not None and was.forward and now.rollout is not None and not now.rollout.forward:
-            for verdict in now.rollout.gates:
+        was, then = before.rollout, now.rollout or now.last
+        if was is not None and was.forward and then is not None and then.name == was.name and not then.forward:
+            for verdict in then.gates:
                 if verdict["state"] == "failed":
                     self._gates.inc(tags={"app": now.name, "pool": verdict["pool"], "gate": verdict["gate"]})
