@@ -8,7 +8,7 @@ from typing import Protocol
 
 from deployments.config import ReplicaConfig
 from deployments.engine_slot import EngineSlot, Running
-from deployments.preparing import Planned, Prepared
+from deployments.preparing import Planned, Prepared, phase
 from hybrid_serve.engine.base import EngineStartError
 from hybrid_serve.facts.device import DeviceFacts
 from hybrid_serve.facts.errors import FactsError
@@ -288,7 +288,8 @@ class Switching:
 
     async def _tell_started(self, running: Running) -> None:
         if self.informed is not None:
-            await self.informed.started(running.report)
+            with phase("verify"):
+                await self.informed.started(running.report)
             self.informed.beat_soon()
 
     def _beat(self) -> None:
