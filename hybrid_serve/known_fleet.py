@@ -1,6 +1,7 @@
 """What is known of the running replicas of an app, for planning another configuration for them."""
 
 import argparse
+import os
 from typing import TYPE_CHECKING, NamedTuple
 
 from hybrid_serve.cluster_connection import NoFleetError, SilentPlannerError, connected
@@ -35,6 +36,6 @@ def known_fleet(arguments: argparse.Namespace) -> KnownFleet:
     except SilentPlannerError:
         raise
     except NoFleetError as error:
-        if arguments.address != "auto":
+        if arguments.address != "auto" or os.environ.get("RAY_ADDRESS"):
             raise
         return KnownFleet({}, {}, f"devices: as the configuration describes them, since there is {error}")

@@ -13,6 +13,7 @@ import ray
 
 from deployments.generation import Problems, offer_of
 from deployments.loading import load_config
+from hybrid_serve import cluster_connection
 from hybrid_serve.cli import main
 from hybrid_serve.facts.device import DeviceFacts
 from hybrid_serve.rollout.wire import GenerationOffer, PoolOffer
@@ -126,15 +127,24 @@ def test_described_devices_are_asked_for_without_a_cluster(
 def test_without_a_cluster_it_says_that_devices_are_described(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
+    def none_runs(address: str) -> str:
+        raise ConnectionError("Could not find any running Ray instance.")
+
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr(cluster_connection, "_reachable", none_runs)
     assert main(["validate", DEMO_FLEET]) == 0
     first = capsys.readouterr().out.splitlines()[0]
     assert first.startswith("devices: as the configuration describes them, since there is no Ray at address")
 
 
-def test_a_cluster_that_was_named_and_does_not_answer_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_cluster_that_was_named_and_does_not_answer_is_an_error(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["validate", DEMO_FLEET, "--address", "127.0.0.1:1"]) == 2
     assert "no Ray at address 127.0.0.1:1: nothing listens there" in capsys.readouterr().err
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
+    assert main(["validate", DEMO_FLEET]) == 2
+    assert "nothing listens there" in capsys.readouterr().err
 
 
 def test_a_planner_that_does_not_answer_is_no_reason_to_guess(
