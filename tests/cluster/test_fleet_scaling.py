@@ -173,9 +173,10 @@ def test_a_controller_that_is_killed_comes_back_and_takes_nothing_away_that_is_i
     seen = set()
     while not any(each.done() for each in streams):
         with suppress(RayError):
-            seen.add((targets()["cheap"], targets()["dear"]))
+            seen.add(targets()["cheap"])
         time.sleep(0.1)
-    assert seen == {(2, 0)}
+    # A controller that has just begun may take a replica that still starts for a missing one, and add to the dear pool.
+    assert seen == {2}
     assert [each.result(timeout=120) for each in streams] == [500] * 4
     until(lambda: targets() == {"cheap": 0, "dear": 0}, seconds=60)
 
