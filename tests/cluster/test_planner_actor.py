@@ -143,13 +143,15 @@ def test_a_replica_whose_drafter_was_retrained_in_place_is_refused_and_the_other
 
 
 def test_the_command_shows_the_fleet(app: App) -> None:
-    replica, plan, generation, _ = plan_of(app)
+    replica, plan, _, _ = plan_of(app)
+    current = ray.get(ray.get_actor(ACTOR_NAME, NAMESPACE).rollouts.remote("default"))["default"]["current"]
     address = ray.get_runtime_context().gcs_address
     command = [sys.executable, "-m", "hybrid_serve.cli", "status", "--address", address]
     shown = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert shown.returncode == 0, shown.stderr
     (line,) = (line for line in shown.stdout.splitlines() if replica in line)
-    assert all(text in line for text in ("demo", "planned", "running", plan, generation, "2,048", "= "))
+    assert all(text in line for text in ("demo", "planned", "running", plan, "2,048", "= "))
+    assert line.split()[-1] == str(current)
     told = subprocess.run([*command, "--json"], capture_output=True, text=True, timeout=60)
     assert replica in [entry["replica_id"] for entry in json.loads(told.stdout)["replicas"]]
 
