@@ -101,7 +101,7 @@ def replica(cluster: Cluster) -> Iterator[Replica]:
         serve.run(build(config()))
         try:
             replica = Replica(cluster, planner)
-            until(lambda: replica.serves(""))
+            until(lambda: (run := replica.run()) is not None and run.phase == "serving")
             yield replica
         finally:
             serve.delete("default")
