@@ -77,6 +77,8 @@ def declared(folder: Path, values: dict[str, Any]) -> Iterator[Callable[..., Non
         yield deploy
     finally:
         serve.delete(APP)
+        # A controller that is killed deploys the last file again when it comes back, deleted or not.
+        _get_global_client().deploy_apps(ServeDeploySchema(applications=[]))
 
 
 def file_with_wish(user_config: dict[str, Any]) -> dict[str, Any]:
