@@ -13,10 +13,13 @@ from typing import Any
 import pytest
 import ray
 import yaml
+from ray.experimental.internal_kv import _internal_kv_del
 
 from deployments.config import AppConfig
 from hybrid_serve.negotiation.planner import ACTOR_NAME, NAMESPACE
+from hybrid_serve.negotiation.store import NAMESPACE as STORE
 from tests.cluster.conftest import App, chat, until
+from tests.cluster.ordering_planner import end_planner
 from tests.cluster.test_pools import MEMORY, running, three_pools
 
 pytestmark = pytest.mark.cluster
@@ -46,8 +49,15 @@ class Operator:
         return [sys.executable, "-m", "hybrid_serve.cli", command, *given, *arguments, "--address", self._address]
 
 
+def forget_generations() -> None:
+    """The next planner numbers from 1, as on a cluster on which nothing was deployed before."""
+    end_planner()
+    _internal_kv_del("rollout", del_by_prefix=True, namespace=STORE)
+
+
 @pytest.fixture(scope="module")
 def fleet(pair_folder: Path, deployed: Callable[[AppConfig], Any]) -> Iterator[App]:
+    forget_generations()
     with deployed(AppConfig.model_validate(three_pools(pair_folder))) as app:
         running(set(MEMORY))
         until(lambda: generation_of_all() == {1}, seconds=30)
