@@ -86,10 +86,10 @@ class Rolling:
         assert isinstance(offer, GenerationOffer), str(offer)
         return config, offer
 
-    def begin(self, **changes: Any) -> str:
-        """A rollout of the fleet's configuration with these changes; its name."""
+    def begin(self, *, bake_s: float | None = None, **changes: Any) -> str:
+        """A rollout of the fleet's configuration with these changes; its name. `bake_s`: other than configured."""
         config, offer = self.offer(**changes)
-        answer = self.ask("begin", offer, config.rollout.options(), "test")
+        answer = self.ask("begin", offer, config.rollout.options(bake=bake_s), "test")
         assert "started" in answer, answer
         return str(answer["started"])
 
