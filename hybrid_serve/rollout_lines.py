@@ -69,8 +69,9 @@ class Changes:
             lines.append(end_words(rollout) if rollout["phase"] in ENDS else phase)
         self._phase = phase
         lines += self._of_steps(rollout["steps"])
-        if rollout["phase"] in ("canary", "baking") or before.startswith("baking"):
-            lines += self._of_gates(rollout["gates"], decided=not phase.startswith("baking"))
+        decided = before.startswith("baking") and not phase.startswith("baking")
+        if rollout["phase"] in ("canary", "baking") or decided:
+            lines += self._of_gates(rollout["gates"], decided=decided)
         if rollout["failure"] != self._failure and rollout["phase"] not in ENDS:
             lines.append(f"failed: {rollout['failure']}")
         self._failure = rollout["failure"]

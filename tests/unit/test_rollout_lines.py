@@ -58,6 +58,11 @@ def test_a_wave_and_a_pause_are_told() -> None:
     ]
 
 
+def test_gates_that_wait_for_canaries_are_not_told_again_and_again() -> None:
+    look = rollout("canary", gates=[gate("waiting", new=None, old=None)])
+    assert told(look, look, look)[1:] == [[], []]
+
+
 def test_figures_are_told_when_they_are_judged_and_when_it_was_decided_on_them() -> None:
     looks = told(
         rollout("baking", gates=[gate("waiting", new=0.05, old=None)]),
