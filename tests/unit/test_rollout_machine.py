@@ -1,8 +1,10 @@
 """Rollouts while replicas, engines, planners, the store and Ray Serve fail in any order: the end is one generation."""
 
 import logging
+from collections.abc import Iterator
 from dataclasses import replace
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -11,9 +13,17 @@ from hybrid_serve.rollout.ledger import LedgerError
 from hybrid_serve.rollout.wire import GenerationOffer, PoolOffer, RolloutOptions
 from tests.rollout_fleet import APP, PerilousStore, SimulatedApp, offer, pool_offer
 
-logging.getLogger("hybrid_serve").setLevel(logging.CRITICAL)
-
 MODELS = {"a": "m", "b": "m", "c": "n"}
+
+
+@pytest.fixture(autouse=True)
+def quiet() -> Iterator[None]:
+    """The failures are made here by the thousand: what is logged of them tells nothing."""
+    logger = logging.getLogger("hybrid_serve")
+    before = logger.level
+    logger.setLevel(logging.CRITICAL)
+    yield
+    logger.setLevel(before)
 
 
 def pools_of(names: str, variant: int) -> dict[str, PoolOffer]:
