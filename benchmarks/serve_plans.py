@@ -1,0 +1,221 @@
+"""Stock vLLM and a planned KV cache under load on one device, in both orders: capacity, latency, throughput.
+
+    python -m benchmarks.serve_plans --device cpu --kv-memory 256MiB --levels 1:4,8:16 --input-len 256 --output-len 32
+    python -m benchmarks.serve_plans --target DIR --drafter DIR --device cuda --kv-memory 20GiB
+
+Each variant is an engine in a process of its own behind vLLM's own OpenAI app on a loopback port. Every level of
+concurrency is a `vllm bench serve` of prompts from a seed, the same for every variant, after one that warms up; then
+some of the prompts are answered again, greedily and one at a time, and the token ids of the variants are compared.
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import random
+import shlex
+import socket
+import sys
+import time
+from asyncio.subprocess import PIPE, Process
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import uvicorn
+
+from benchmarks.engine_variants import VARIANTS, add_engine_options, variant_of
+from benchmarks.in_turn import ANSWER, in_turn, kept
+from benchmarks.vllm_load import ANSWER as LOAD_ANSWER
+from hybrid_serve.engine.base import EngineStartError, EngineStats
+from hybrid_serve.engine.vllm_engine import VLLMEngine
+from hybrid_serve.plan.kv_plan import differences
+
+WARM_UP_SEED = 1
+SPECIAL_TOKENS = 16
+"""Token ids below this are not drawn for prompts."""
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add_engine_options(options)
+    options.add_argument("--order", default="stock,best,best,stock", help=f"variants in turn: {VARIANTS}")
+    options.add_argument("--levels", default="1:4,8:16,32:64,128:128", help="CONCURRENCY:REQUESTS of each, in turn")
+    options.add_argument("--input-len", type=int, default=1024, help="tokens of a prompt")
+    options.add_argument("--output-len", type=int, default=128, help="tokens of an answer, exactly")
+    options.add_argument("--shared-prefix-len", type=int, default=0, help="of a level's prompts")
+    options.add_argument("--warm-up", default="4:4", help="the level that warms up, not recorded")
+    options.add_argument("--greedy-prompts", type=int, default=8, help="prompts whose token ids are compared")
+    options.add_argument("--greedy-prompt-len", type=int, default=512)
+    options.add_argument("--seed", type=int, default=2026)
+    options.add_argument("--timeout", type=float, default=600, help="seconds for one variant")
+    options.add_argument("--output", type=Path)
+    options.add_argument("--logs", type=Path, help="folder for the engines' logs")
+    options.add_argument("--variant", help=argparse.SUPPRESS)
+    return options
+
+
+async def run_variant(options: argparse.Namespace) -> dict[str, Any]:
+    """One engine's life; `error` instead of figures if it did not start."""
+    config, refusal = variant_of(options.variant, options)
+    if config is None or config.plan is None:
+        return {"error": refusal}
+    engine = VLLMEngine()
+    started = time.monotonic()
+    try:
+        report = await engine.start(config)
+    except EngineStartError as error:
+        return {"error": str(error)}
+    found: dict[str, Any] = {
+        "plan": config.plan.to_json(),
+        "report": report.to_json(),
+        "differences": differences(config.plan, report),
+        "start_seconds": round(time.monotonic() - started, 1),
+    }
+    try:
+        async with served(engine) as url, load_process() as load:
+            await one_level(load, engine, url, options, options.warm_up, WARM_UP_SEED)
+            found["levels"] = [
+                await one_level(load, engine, url, options, level, options.seed + number)
+                for number, level in enumerate(options.levels.split(","))
+                if level
+            ]
+            found["outputs"] = await greedy(url, options, config.target.vocab_size)
+    finally:
+        await engine.stop()
+    return found
+
+
+@asynccontextmanager
+async def served(engine: VLLMEngine) -> Any:
+    """The engine's app on a loopback port of its own; yields its URL."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port = listener.getsockname()[1]
+    settings = uvicorn.Config(engine.app, host="127.0.0.1", port=port, log_level="error", lifespan="off")
+    server = uvicorn.Server(settings)
+    serving = asyncio.ensure_future(server.serve())
+    while not server.started:
+        await asyncio.sleep(0.05)
+    try:
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        server.should_exit = True
+        await serving
+
+
+@asynccontextmanager
+async def load_process() -> Any:
+    """The process that sends the load: its own, so that it takes no time from the server's event loop."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "benchmarks.vllm_load", stdin=PIPE, stdout=PIPE, limit=1 << 24
+    )
+    try:
+        yield process
+    finally:
+        assert process.stdin is not None
+        process.stdin.close()
+        await process.wait()
+
+
+async def one_level(
+    load: Process, engine: VLLMEngine, url: str, options: argparse.Namespace, level: str, seed: int
+) -> dict[str, Any]:
+    """CONCURRENCY:REQUESTS, and what the engine counted meanwhile."""
+    concurrency, requests = map(int, level.split(":"))
+    line = shlex.join(
+        f"--backend=vllm --base-url={url} --model=model --tokenizer={options.target} --dataset-name=random "
+        f"--random-input-len={options.input_len - options.shared_prefix_len} "
+        f"--random-prefix-len={options.shared_prefix_len} --random-output-len={options.output_len} "
+        f"--num-prompts={requests} --max-concurrency={concurrency} --seed={seed} --temperature=0 --ignore-eos "
+        "--percentile-metrics=ttft,tpot,itl,e2el --metric-percentiles=50,99 --disable-tqdm "
+        "--ready-check-timeout-sec=0".split()
+    )
+    before = await engine.stats()
+    assert load.stdin is not None and load.stdout is not None
+    load.stdin.write(line.encode() + b"\n")
+    await load.stdin.drain()
+    while not (answer := (await load.stdout.readline()).decode()).startswith(LOAD_ANSWER):
+        if not answer:
+            raise RuntimeError(f"the load of level {level} ended without a result")
+        print(answer, end="")
+    after = await engine.stats()
+    return {"level": level, "load": json.loads(answer.removeprefix(LOAD_ANSWER)), "engine": counted(before, after)}
+
+
+def counted(before: EngineStats, after: EngineStats) -> dict[str, Any]:
+    """What the engine did between two readings."""
+    drafts = after.drafts - before.drafts
+    accepted = after.accepted_tokens - before.accepted_tokens
+    positions = zip(after.accepted_per_position, before.accepted_per_position, strict=True)
+    return {
+        "preemptions": after.preemptions - before.preemptions,
+        "prefix_hits": after.prefix_hits - before.prefix_hits,
+        "prompt_tokens": after.prompt_tokens - before.prompt_tokens,
+        "generation_tokens": after.generation_tokens - before.generation_tokens,
+        "mean_acceptance_length": round(1 + accepted / drafts, 4) if drafts else None,
+        "acceptance_per_position": [round((now - then) / drafts, 4) for now, then in positions] if drafts else [],
+    }
+
+
+async def greedy(url: str, options: argparse.Namespace, vocabulary: int) -> list[list[int]]:
+    """Token ids of greedy answers to seeded prompts of random token ids, one request at a time."""
+    source = random.Random(options.seed)
+    outputs = []
+    async with httpx.AsyncClient(base_url=url, timeout=options.timeout) as client:
+        for _ in range(options.greedy_prompts):
+            prompt = [source.randrange(SPECIAL_TOKENS, vocabulary) for _ in range(options.greedy_prompt_len)]
+            body = {"model": "model", "prompt": prompt, "max_tokens": options.output_len, "temperature": 0}
+            answer = await client.post("/v1/completions", json=body | {"ignore_eos": True, "return_token_ids": True})
+            answer.raise_for_status()
+            outputs.append(answer.json()["choices"][0]["token_ids"])
+    return outputs
+
+
+def table(results: list[tuple[str, dict[str, Any]]]) -> str:
+    """One row a variant and level, in the order in which they ran."""
+    titles = "variant | level | KV tokens | concurrency | groups | predicted = actual | output tok/s | TTFT p50 ms | "
+    titles += "TPOT p50 ms | preemptions | acceptance | greedy ids as first"
+    rows = [f"| {titles} |", "|" + "---|" * len(titles.split("|"))]
+    first: list[list[int]] = next((result["outputs"] for _, result in results if "outputs" in result), [])
+    for variant, result in results:
+        if "error" in result:
+            rows.append(f"| {variant} | {result['error'][-300:]!r} |")
+            continue
+        report = result["report"]
+        same = sum(a == b for a, b in zip(result["outputs"], first, strict=True))
+        predicted = "yes" if not result["differences"] else result["differences"]
+        for level in result["levels"]:
+            load, engine = level["load"], level["engine"]
+            speeds = (
+                f"{load['output_throughput']:.1f} | {load['median_ttft_ms']:.0f} | {load['median_tpot_ms']:.2f}"
+                if "error" not in load
+                else f"{load['error']} | | "
+            )
+            rows.append(
+                f"| {variant} | {level['level']} | {report['kv_tokens']:,} | {report['concurrency']:.2f} | "
+                f"{len(report['groups'])} | {predicted} | {speeds} | {engine['preemptions']} | "
+                f"{engine['mean_acceptance_length']} | {same} of {len(first)} |"
+            )
+    return "\n".join(rows)
+
+
+def main() -> int:
+    """Exit status 1 if a variant did not start or did not get what was predicted."""
+    arguments = sys.argv[1:]
+    options = parser().parse_args(arguments)
+    if options.variant:
+        print(ANSWER + json.dumps(asyncio.run(run_variant(options))), flush=True)
+        return 0
+    results = in_turn("benchmarks.serve_plans", options, arguments)
+    print(table(results))
+    if options.output:
+        kept("benchmarks.serve_plans", options.output, arguments, results, table(results))
+    return int(any("error" in result or result["differences"] for _, result in results))
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    sys.exit(main())
