@@ -12,6 +12,7 @@ HERE = Path(__file__).parent
 TARGET_DIR = HERE / "target"
 DRAFT_DIR = HERE / "draft"
 
+FULL, SLIDING = "full_attention", "sliding_attention"
 SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|mask|>")
 END_OF_TEXT, IM_START, IM_END, MASK = range(4)  # their token ids
 
@@ -92,10 +93,17 @@ class TargetGeometry:
 
 @dataclass(frozen=True, kw_only=True)
 class DraftGeometry:
-    """Sizes of the DFlash drafter; it borrows the target's embedding and head."""
+    """Sizes of the DFlash drafter; it borrows the target's embedding and head.
+
+    With a `sliding_window`, every layer but the last is a sliding one and sees that many tokens, its own among them.
+
+    Raises:
+        ValueError: the window is shorter than a block, or there is no layer that could slide.
+    """
 
     hidden_size: int = 256
     num_layers: int = 2
+    sliding_window: int | None = None
     num_attention_heads: int = 4
     num_key_value_heads: int = 2
     head_dim: int = 64
@@ -105,13 +113,35 @@ class DraftGeometry:
     block_size: int = 8
     target_layer_ids: tuple[int, ...] = (1, 4, 6)
 
+    def __post_init__(self) -> None:
+        least = 1 if self.sliding_window is None else 2
+        if self.num_layers < least:
+            window = "without a sliding window" if least == 1 else "with a sliding window (the last layer is full)"
+            raise ValueError(f"num_layers is {self.num_layers}; give {least} or more {window}")
+        if self.sliding_window is not None and self.sliding_window < self.block_size:
+            raise ValueError(
+                f"a sliding window of {self.sliding_window} hides a block's first token from its last; "
+                f"give {self.block_size}, the block's size, or more"
+            )
+
+    @property
+    def layer_types(self) -> tuple[str, ...]:
+        first = FULL if self.sliding_window is None else SLIDING
+        return (first,) * (self.num_layers - 1) + (FULL,)
+
     @property
     def num_speculative_tokens(self) -> int:
         """K: a block is the bonus token and K drafted ones."""
         return self.block_size - 1
 
     def config(self, target: TargetGeometry) -> dict[str, Any]:
-        """The config.json that vLLM reads for `method: dflash`."""
+        """The config.json that vLLM reads for `method: dflash`.
+
+        `use_sliding_window` is needed beside `layer_types`: without it, transformers' Qwen3Config drops the window.
+        `max_window_layers` says nothing where there are `layer_types`; published drafters carry it.
+        """
+        windowed = self.sliding_window is not None
+        window = {"sliding_window": self.sliding_window, "max_window_layers": self.num_layers} if windowed else {}
         return {
             "architectures": ["DFlashDraftModel"],
             "model_type": "qwen3",
@@ -120,8 +150,9 @@ class DraftGeometry:
             "hidden_size": self.hidden_size,
             "intermediate_size": self.intermediate_size,
             "num_hidden_layers": self.num_layers,
-            "layer_types": ["full_attention"] * self.num_layers,
-            "use_sliding_window": False,
+            "layer_types": list(self.layer_types),
+            "use_sliding_window": windowed,
+            **window,
             "num_attention_heads": self.num_attention_heads,
             "num_key_value_heads": self.num_key_value_heads,
             "head_dim": self.head_dim,

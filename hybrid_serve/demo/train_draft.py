@@ -31,7 +31,7 @@ class Blocks(NamedTuple):
 
     queries: Tensor  # [B, A * (1 + K)] ids: the anchor token, then masks
     positions: Tensor  # [B, A * (1 + K)]
-    visible: Tensor  # [B, 1, A * (1 + K), T + A * (1 + K)] bool
+    visible: Tensor  # [B, 1, A * (1 + K), T + A * (1 + K)] bool, to full layers
     weights: Tensor  # [B, A, K] of the loss at each mask position
 
 
@@ -102,18 +102,26 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=65_536, help="tokens in one step, read by the target")
     parser.add_argument("--anchors", type=int, default=64, help="blocks per 2,048 tokens")
     parser.add_argument("--lr", type=float, default=3e-3)
+    parser.add_argument("--layers", type=int, default=DraftGeometry.num_layers)
+    parser.add_argument(
+        "--sliding-window", type=int, help="tokens that every layer but the last sees; without it, all are full"
+    )
     parser.add_argument("--seed", type=int, default=2_000_000, help="seed of the first batch's documents")
     parser.add_argument("--target", type=Path, default=TARGET_DIR)
     parser.add_argument("--out", type=Path, default=DRAFT_DIR)
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--workers", type=int, default=8)
     args = parser.parse_args()
+    try:
+        geometry = DraftGeometry(num_layers=args.layers, sliding_window=args.sliding_window)
+    except ValueError as wrong:
+        parser.error(str(wrong))
 
     torch.manual_seed(0)
     torch.set_float32_matmul_precision("high")
     generator = torch.Generator(args.device).manual_seed(0)
     target = load_target(args.target, args.device)
-    drafter = Drafter(DraftGeometry()).to(args.device)
+    drafter = Drafter(geometry).to(args.device)
     optimizer = adamw(drafter, args.lr)
     schedule = Schedule(peak=args.lr, steps=args.steps, seconds=args.seconds)
     batches = loader(seed=args.seed, batches=args.steps, tokens=args.tokens, workers=args.workers)
