@@ -17,11 +17,15 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.engine_variants import VARIANTS, add_engine_options, variant_of
-from benchmarks.in_turn import ANSWER, in_turn, kept
+from benchmarks.in_turn import ANSWER, compare_outputs, in_turn, kept
 from hybrid_serve.demo.corpus import held_out_prompts
-from hybrid_serve.engine.base import EngineStartError
+from hybrid_serve.engine.base import EngineStartError, EngineStats
 from hybrid_serve.engine.vllm_engine import VLLMEngine
 from hybrid_serve.plan.kv_plan import differences
+
+GIVE_UP_S = 0.05
+LONG_ANSWER = 600
+"""A request that is to be given up asks for so many tokens, and is left after a multiple of so many seconds."""
 
 
 def parser() -> argparse.ArgumentParser:
@@ -35,6 +39,7 @@ def parser() -> argparse.ArgumentParser:
         "--repeat", type=int, default=1, help="ask every prompt so often: from the second on, prefixes hit"
     )
     options.add_argument("--random-prompt-tokens", type=int, help="random token ids instead of the demo's prompts")
+    options.add_argument("--aborts", type=int, default=0, help="requests given up in mid-answer beside the timed ones")
     options.add_argument("--max-tokens", type=int, default=160)
     options.add_argument("--concurrency", type=int, default=1, help="requests at once in the timed run")
     options.add_argument("--timeout", type=float, default=600, help="seconds for one variant")
@@ -73,7 +78,7 @@ async def measure(engine: VLLMEngine, options: argparse.Namespace, vocabulary: i
     """Greedy answers to all prompts, after a warm-up on two of them; acceptance and speed of the timed run only."""
     import httpx
 
-    requests = list(bodies(options, vocabulary)) * options.repeat
+    requests: list[tuple[str, dict[str, Any]]] = list(bodies(options, vocabulary)) * options.repeat
     limit = asyncio.Semaphore(options.concurrency)
     transport = httpx.ASGITransport(app=engine.app)
     async with httpx.AsyncClient(transport=transport, base_url="http://engine", timeout=options.timeout) as client:
@@ -89,9 +94,15 @@ async def measure(engine: VLLMEngine, options: argparse.Namespace, vocabulary: i
             await answer(path, body)
         before = await engine.stats()
         started = time.monotonic()
+        given_up = [
+            asyncio.ensure_future(give_up(client, path, body, GIVE_UP_S * (1 + number)))
+            for number, (path, body) in enumerate(requests[: options.aborts])
+        ]
         outputs = await asyncio.gather(*(answer(path, body) for path, body in requests))
         seconds = time.monotonic() - started
-        after = await engine.stats()
+        if not all(await asyncio.gather(*given_up)):
+            raise RuntimeError("a request ended before it was given up: give longer answers")
+        after = await settled(engine)
     drafts = after.drafts - before.drafts
     accepted = after.accepted_tokens - before.accepted_tokens
     positions = zip(after.accepted_per_position, before.accepted_per_position, strict=True)
@@ -104,6 +115,25 @@ async def measure(engine: VLLMEngine, options: argparse.Namespace, vocabulary: i
         "prefix_hits": after.prefix_hits - before.prefix_hits,
         "stats": asdict(after),
     }
+
+
+async def give_up(client: Any, path: str, body: dict[str, Any], seconds: float) -> bool:
+    """Sends a long request and leaves after `seconds`, as a client that hangs up; False if it had ended by then."""
+    asked = client.post(path, json=body | {"max_tokens": LONG_ANSWER, "ignore_eos": True})
+    try:
+        await asyncio.wait_for(asked, seconds)
+    except TimeoutError:
+        return True
+    return False
+
+
+async def settled(engine: VLLMEngine) -> EngineStats:
+    """The figures once nothing runs any more; what was given up may take a step to be noticed."""
+    for _ in range(100):
+        if not (stats := await engine.stats()).running and not stats.waiting:
+            return stats
+        await asyncio.sleep(0.1)
+    raise RuntimeError(f"requests are left that nobody waits for: {stats}")
 
 
 def bodies(options: argparse.Namespace, vocabulary: int) -> Any:
@@ -136,18 +166,16 @@ def table(results: list[tuple[str, dict[str, Any]]]) -> str:
         "tokens as first",
     )
     rows = ["| " + " | ".join(titles) + " |", "|" + "---|" * len(titles)]
-    first: list[list[int]] = next((result["outputs"] for _, result in results if "outputs" in result), [])
     for variant, result in results:
         if "error" in result:
             rows.append(f"| {variant} | {result['error'][-200:]!r} |")
             continue
         report = result["report"]
-        same = sum(a == b for a, b in zip(result["outputs"], first, strict=True))
         rows.append(
             f"| {variant} | {report['kv_tokens']:,} | {report['concurrency']:.2f} | {len(report['groups'])} | "
             f"{'yes' if not result['differences'] else result['differences']} | {result['output_tokens_per_second']} | "
             f"{result['mean_acceptance_length']} | {result['preemptions']} | {result['prefix_hits']:,} | "
-            f"{same} of {len(first)} |"
+            f"{result['outputs_as_first']} |"
         )
     return "\n".join(rows)
 
@@ -160,6 +188,7 @@ def main() -> int:
         print(ANSWER + json.dumps(asyncio.run(run_variant(options))), flush=True)
         return 0
     results = in_turn("benchmarks.compare_plans", options, arguments)
+    compare_outputs(results)
     print(table(results))
     if options.output:
         kept("benchmarks.compare_plans", options.output, arguments, results, table(results))

@@ -10,11 +10,15 @@ from hybrid_serve.facts.assemble import plan_inputs, ssm_cache_dtype
 from hybrid_serve.facts.checkpoint import read_drafter, read_target
 from hybrid_serve.facts.pairing import speculative_tokens
 from hybrid_serve.facts.probe import measure_device
+from hybrid_serve.plan import search
 from hybrid_serve.plan.decide import decide
 from hybrid_serve.plan.inputs import EngineSettings, Workload
 from hybrid_serve.sizes import parse_size
 
-VARIANTS = """stock, best, uniform (the best plan with uniform pages), each also as NAME-without-drafter"""
+VARIANTS = (
+    "stock, best, uniform (the best plan with uniform pages), best@COST (the best where a group more costs that share "
+    "of a request), each also as NAME-without-drafter"
+)
 
 
 class Variant(NamedTuple):
@@ -46,6 +50,9 @@ def variant_of(name: str, options: argparse.Namespace) -> Variant:
     from importlib.metadata import version
 
     policy, _, drafting = name.partition("-")
+    policy, _, cost = policy.partition("@")
+    if cost:
+        search.GROUP_COST = float(cost)  # this process plans this variant only
     if policy not in ("stock", "best", "uniform") or drafting not in ("", "without-drafter"):
         raise SystemExit(f"unknown variant {name}: give {VARIANTS}")
     target = read_target(options.target, mamba_ssm_cache_dtype=ssm_cache_dtype("float32", options.device))

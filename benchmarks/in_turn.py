@@ -24,10 +24,10 @@ Results = list[tuple[str, dict[str, Any]]]
 
 def in_turn(module: str, options: argparse.Namespace, arguments: list[str]) -> Results:
     """(variant, result) for each of `options.order`, run one after the other as `python -m module --variant`."""
-    return [(variant, _in_own_process(module, variant, options, arguments)) for variant in options.order.split(",")]
+    return [(variant, in_own_process(module, variant, options, arguments)) for variant in options.order.split(",")]
 
 
-def _in_own_process(module: str, variant: str, options: argparse.Namespace, arguments: list[str]) -> dict[str, Any]:
+def in_own_process(module: str, variant: str, options: argparse.Namespace, arguments: list[str]) -> dict[str, Any]:
     """The variant's result, or its error; the log goes to `options.logs`. No process is left, also after a timeout."""
     command = [sys.executable, "-m", module, *arguments, "--variant", variant]
     environment = os.environ | {"VLLM_LOGGING_LEVEL": "INFO"}
@@ -47,6 +47,19 @@ def _in_own_process(module: str, variant: str, options: argparse.Namespace, argu
     lines = [line for line in log.splitlines() if line.startswith(ANSWER)]
     answer: dict[str, Any] = json.loads(lines[-1].removeprefix(ANSWER)) if lines else {"error": log[-1500:]}
     return answer
+
+
+def compare_outputs(results: Results) -> None:
+    """Adds to each result how many of its token id lists equal the first variant's, and what share of single ids."""
+    first: list[list[int]] = next((result["outputs"] for _, result in results if "outputs" in result), [])
+    for _, result in results:
+        if "outputs" not in result:
+            continue
+        pairs = list(zip(result["outputs"], first, strict=True))
+        result["outputs_as_first"] = f"{sum(ours == theirs for ours, theirs in pairs)} of {len(pairs)}"
+        same = sum(a == b for ours, theirs in pairs for a, b in zip(ours, theirs, strict=False))
+        longest = sum(max(len(ours), len(theirs)) for ours, theirs in pairs)
+        result["equal_token_share"] = round(same / longest, 5) if longest else 1.0
 
 
 def kept(module: str, output: Path, arguments: list[str], results: Results, table: str) -> None:

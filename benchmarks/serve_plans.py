@@ -26,7 +26,7 @@ import httpx
 import uvicorn
 
 from benchmarks.engine_variants import VARIANTS, add_engine_options, variant_of
-from benchmarks.in_turn import ANSWER, in_turn, kept
+from benchmarks.in_turn import ANSWER, compare_outputs, in_turn, kept
 from benchmarks.vllm_load import ANSWER as LOAD_ANSWER
 from hybrid_serve.engine.base import EngineStartError, EngineStats
 from hybrid_serve.engine.vllm_engine import VLLMEngine
@@ -76,7 +76,8 @@ async def run_variant(options: argparse.Namespace) -> dict[str, Any]:
     }
     try:
         async with served(engine) as url, load_process() as load:
-            await one_level(load, engine, url, options, options.warm_up, WARM_UP_SEED)
+            if options.warm_up:
+                await one_level(load, engine, url, options, options.warm_up, WARM_UP_SEED)
             found["levels"] = [
                 await one_level(load, engine, url, options, level, options.seed + number)
                 for number, level in enumerate(options.levels.split(","))
@@ -179,13 +180,11 @@ def table(results: list[tuple[str, dict[str, Any]]]) -> str:
     titles = "variant | level | KV tokens | concurrency | groups | predicted = actual | output tok/s | TTFT p50 ms | "
     titles += "TPOT p50 ms | preemptions | acceptance | greedy ids as first"
     rows = [f"| {titles} |", "|" + "---|" * len(titles.split("|"))]
-    first: list[list[int]] = next((result["outputs"] for _, result in results if "outputs" in result), [])
     for variant, result in results:
         if "error" in result:
             rows.append(f"| {variant} | {result['error'][-300:]!r} |")
             continue
         report = result["report"]
-        same = sum(a == b for a, b in zip(result["outputs"], first, strict=True))
         predicted = "yes" if not result["differences"] else result["differences"]
         for level in result["levels"]:
             load, engine = level["load"], level["engine"]
@@ -197,7 +196,7 @@ def table(results: list[tuple[str, dict[str, Any]]]) -> str:
             rows.append(
                 f"| {variant} | {level['level']} | {report['kv_tokens']:,} | {report['concurrency']:.2f} | "
                 f"{len(report['groups'])} | {predicted} | {speeds} | {engine['preemptions']} | "
-                f"{engine['mean_acceptance_length']} | {same} of {len(first)} |"
+                f"{engine['mean_acceptance_length']} | {result['outputs_as_first']} |"
             )
     return "\n".join(rows)
 
@@ -210,6 +209,7 @@ def main() -> int:
         print(ANSWER + json.dumps(asyncio.run(run_variant(options))), flush=True)
         return 0
     results = in_turn("benchmarks.serve_plans", options, arguments)
+    compare_outputs(results)
     print(table(results))
     if options.output:
         kept("benchmarks.serve_plans", options.output, arguments, results, table(results))

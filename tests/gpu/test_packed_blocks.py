@@ -1,0 +1,122 @@
+"""Packed blocks on a GPU: whatever vLLM does with blocks, the plan answers as stock vLLM does, and drafts as well.
+
+Each case runs the demo target on stock vLLM and on a plan, in turn, with trained weights. The drafter is the demo's, or
+one with two sliding layers (window 256) and prompts of 900 to 1,300 tokens, so that blocks fall out of the window.
+"""
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hybrid_serve.facts.errors import FactsError
+from hybrid_serve.facts.probe import measure_device
+
+ROOT = Path(__file__).parents[2]
+SLIDING_DRAFTER = ROOT / "tests/data/sliding_drafter"
+KERNELS = {"attention_backend": "FLASH_ATTN", "gdn_prefill_backend": "triton", "moe_backend": "triton"}
+EAGER = json.dumps({"enforce_eager": True, **KERNELS})
+GRAPHS = json.dumps(KERNELS)
+
+
+def no_gpu() -> str | None:
+    try:
+        measure_device("cuda")
+    except FactsError as error:
+        return str(error)
+    return None
+
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(no_gpu() is not None, reason=f"needs a CUDA GPU: {no_gpu()}"),
+    pytest.mark.timeout(600),
+]
+
+Variants = tuple[dict[str, Any], dict[str, Any]]
+
+
+@cache
+def compared(*arguments: str) -> Variants:
+    """Results of stock vLLM and of the plan under the same arguments of `benchmarks.compare_plans`."""
+    output = ROOT / ".pytest_cache" / f"gpu-{abs(hash(arguments))}.json"
+    command = [sys.executable, "-m", "benchmarks.compare_plans", "--device=cuda", "--order=stock,best", *arguments]
+    done = subprocess.run([*command, f"--output={output}"], cwd=ROOT, capture_output=True, text=True, timeout=580)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    results = {result["variant"]: result for result in json.loads(output.read_text())["results"]}
+    print(done.stdout)
+    return results["stock"], results["best"]
+
+
+def plain() -> Variants:
+    return compared("--prompts=40", "--kv-memory=2GiB", f"--engine-args={EAGER}")
+
+
+def with_cuda_graphs() -> Variants:
+    return compared("--prompts=40", "--kv-memory=2GiB", f"--engine-args={GRAPHS}")
+
+
+def beyond_the_window_in_chunks() -> Variants:
+    return compared(
+        "--long", "--prompts=40", "--kv-memory=2GiB", "--max-num-batched-tokens=512", f"--drafter={SLIDING_DRAFTER}",
+        f"--engine-args={EAGER}",
+    )  # fmt: skip
+
+
+def preempted() -> Variants:
+    return compared(
+        "--long", "--prompts=48", "--concurrency=24", "--max-num-seqs=24", "--kv-memory=64MiB", "--max-model-len=1536",
+        f"--drafter={SLIDING_DRAFTER}", f"--engine-args={EAGER}",
+    )  # fmt: skip
+
+
+def with_prefix_hits() -> Variants:
+    return compared(
+        "--long", "--prompts=24", "--repeat=2", "--prefix-caching", "--kv-memory=2GiB", f"--drafter={SLIDING_DRAFTER}",
+        f"--engine-args={EAGER}",
+    )  # fmt: skip
+
+
+def with_aborts() -> Variants:
+    return compared(
+        "--prompts=40", "--concurrency=8", "--aborts=6", "--kv-memory=2GiB", f"--engine-args={EAGER}"
+    )  # fmt: skip
+
+
+def with_fp8_target() -> Variants:
+    return compared(
+        "--prompts=40", "--kv-dtype=fp8", "--draft-kv-dtype=bf16", "--kv-memory=2GiB", f"--engine-args={EAGER}"
+    )  # fmt: skip
+
+
+CASES = [
+    plain, with_cuda_graphs, beyond_the_window_in_chunks, preempted, with_prefix_hits, with_aborts, with_fp8_target,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_plan_answers_as_stock_does(case: Callable[[], Variants]) -> None:
+    stock, best = case()
+    assert best["report"]["kv_tokens"] >= 1.3 * stock["report"]["kv_tokens"]
+    assert stock["differences"] == best["differences"] == []
+    assert best["equal_token_share"] >= 0.99
+    assert best["mean_acceptance_length"] == pytest.approx(stock["mean_acceptance_length"], rel=0.02)
+    for ours, theirs in zip(best["acceptance_per_position"], stock["acceptance_per_position"], strict=True):
+        assert ours == pytest.approx(theirs, abs=0.03)
+
+
+def test_blocks_are_packed() -> None:
+    assert plain()[1]["plan"]["pages"] == "packed"
+
+
+def test_requests_were_preempted_under_both() -> None:
+    assert all(result["preemptions"] > 0 for result in preempted())
+
+
+def test_prefixes_were_found_under_both() -> None:
+    assert all(result["prefix_hits"] > 0 for result in with_prefix_hits())
