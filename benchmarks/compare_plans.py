@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.engine_variants import VARIANTS, add_engine_options, variant_of
-from benchmarks.in_turn import ANSWER, compare_outputs, in_turn, kept
+from benchmarks.in_turn import ANSWER, Results, in_turn, kept
 from hybrid_serve.demo.corpus import held_out_prompts
 from hybrid_serve.engine.base import EngineStartError, EngineStats
 from hybrid_serve.engine.vllm_engine import VLLMEngine
@@ -187,11 +187,11 @@ def main() -> int:
     if options.variant:
         print(ANSWER + json.dumps(asyncio.run(run_variant(options))), flush=True)
         return 0
-    results = in_turn("benchmarks.compare_plans", options, arguments)
-    compare_outputs(results)
+    results: Results = []
+    for results in in_turn("benchmarks.compare_plans", options, arguments):
+        if options.output:
+            kept("benchmarks.compare_plans", options.output, arguments, results, table(results))
     print(table(results))
-    if options.output:
-        kept("benchmarks.compare_plans", options.output, arguments, results, table(results))
     return int(any("error" in result or result["differences"] for _, result in results))
 
 

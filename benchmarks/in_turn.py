@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -22,9 +23,16 @@ ANSWER = "RESULT "
 Results = list[tuple[str, dict[str, Any]]]
 
 
-def in_turn(module: str, options: argparse.Namespace, arguments: list[str]) -> Results:
-    """(variant, result) for each of `options.order`, run one after the other as `python -m module --variant`."""
-    return [(variant, in_own_process(module, variant, options, arguments)) for variant in options.order.split(",")]
+def in_turn(module: str, options: argparse.Namespace, arguments: list[str]) -> Iterator[Results]:
+    """(variant, result) of each of `options.order`, run one after the other as `python -m module --variant`.
+
+    Yields all results so far after each, so that what was measured is kept if a later one is cut off.
+    """
+    results: Results = []
+    for variant in options.order.split(","):
+        results.append((variant, in_own_process(module, variant, options, arguments)))
+        compare_outputs(results)
+        yield results
 
 
 def in_own_process(module: str, variant: str, options: argparse.Namespace, arguments: list[str]) -> dict[str, Any]:

@@ -26,7 +26,7 @@ import httpx
 import uvicorn
 
 from benchmarks.engine_variants import VARIANTS, add_engine_options, variant_of
-from benchmarks.in_turn import ANSWER, compare_outputs, in_turn, kept
+from benchmarks.in_turn import ANSWER, Results, in_turn, kept
 from benchmarks.vllm_load import ANSWER as LOAD_ANSWER
 from hybrid_serve.engine.base import EngineStartError, EngineStats
 from hybrid_serve.engine.vllm_engine import VLLMEngine
@@ -208,11 +208,11 @@ def main() -> int:
     if options.variant:
         print(ANSWER + json.dumps(asyncio.run(run_variant(options))), flush=True)
         return 0
-    results = in_turn("benchmarks.serve_plans", options, arguments)
-    compare_outputs(results)
+    results: Results = []
+    for results in in_turn("benchmarks.serve_plans", options, arguments):
+        if options.output:
+            kept("benchmarks.serve_plans", options.output, arguments, results, table(results))
     print(table(results))
-    if options.output:
-        kept("benchmarks.serve_plans", options.output, arguments, results, table(results))
     return int(any("error" in result or result["differences"] for _, result in results))
 
 
