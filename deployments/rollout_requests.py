@@ -98,7 +98,7 @@ def _rolled_back(planner: ActorHandle[Any], offer: GenerationOffer) -> str:
     state = _ask(planner, "rollouts", offer.app).get(offer.app) or {}
     numbers = {one["number"] for one in state.get("generations", ()) if one.get("digest") == offer.digest}
     last = state.get("last") or {}
-    if state.get("rollout") or last.get("phase") != "rolled_back" or last.get("to") not in numbers:
+    if state.get("rollout") or last.get("phase") != "rolled back" or last.get("to") not in numbers:
         return ""
     return (
         f"generation {last['to']} was rolled back: {last.get('failure') or 'by hand'}; change the configuration, or "
