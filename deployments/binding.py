@@ -12,7 +12,6 @@ import ray
 from ray.experimental.internal_kv import (
     _internal_kv_del,
     _internal_kv_get,
-    _internal_kv_list,
     _internal_kv_put,
 )
 from ray.serve._private.deployment_info import DeploymentInfo
@@ -20,8 +19,10 @@ from ray.serve.config import AutoscalingConfig
 from ray.serve.context import _get_global_client
 from ray.serve.generated.serve_pb2 import DeploymentRoute
 
+from deployments.built_app import app_being_built
 from deployments.pool_config import INGRESS
 from hybrid_serve.negotiation.store import NAMESPACE
+from hybrid_serve.rollout.ledger import rolled_out_key
 from hybrid_serve.rollout.wire import GenerationOffer
 
 logger = logging.getLogger("ray.serve")
@@ -104,32 +105,27 @@ def bound_generation(app: str) -> BoundGeneration | None:
 
 def remember(offer: GenerationOffer, origin: str) -> None:
     """This is what was rolled out in its app, which was built with the arguments of `origin`."""
-    _internal_kv_put(_key(offer.app), pickle.dumps((origin, offer)), overwrite=True, namespace=NAMESPACE)
+    _internal_kv_put(rolled_out_key(offer.app), pickle.dumps((origin, offer)), overwrite=True, namespace=NAMESPACE)
 
 
 def recall(origin: str) -> GenerationOffer | None:
-    """What was rolled out over an app that was built with the same arguments.
+    """What was rolled out over the app that is being built, if it was built with the same arguments then.
 
-    None if nothing was; outside of Ray Serve's own task that builds an app, since `serve run` means what is written
-    now; and if it can't be told which app is meant, as two of the same arguments were rolled out.
+    None if nothing was, and outside of Ray Serve's own task that builds an app, since `serve run` means what is written
+    now.
     """
-    if not ray.is_initialized() or ray._private.worker.global_worker.mode != ray.WORKER_MODE:
-        return None
-    found = [offer for key in _internal_kv_list(_key(""), namespace=NAMESPACE) for offer in _remembered(key, origin)]
-    if len(found) > 1:
-        apps = ", ".join(offer.app for offer in found)
-        logger.error("apps %s were built with the same arguments: what was rolled out is not known to be whose", apps)
-        return None
+    app = app_being_built()
+    found = [] if app is None else _remembered(rolled_out_key(app), origin)
     return found[0] if found else None
 
 
 def forget(offer: GenerationOffer) -> None:
     """The app was deployed with another generation, past all rollouts: what was remembered before is history."""
-    if any(before.built_at < offer.built_at for before in _remembered(_key(offer.app).encode())):
-        _internal_kv_del(_key(offer.app), namespace=NAMESPACE)
+    if any(before.built_at < offer.built_at for before in _remembered(rolled_out_key(offer.app))):
+        _internal_kv_del(rolled_out_key(offer.app), namespace=NAMESPACE)
 
 
-def _remembered(key: bytes, origin: str | None = None) -> list[GenerationOffer]:
+def _remembered(key: str, origin: str | None = None) -> list[GenerationOffer]:
     """The one that is kept under a key, if it is of an origin, and can be read by this release."""
     value = _internal_kv_get(key, namespace=NAMESPACE)
     if value is None:
@@ -138,10 +134,6 @@ def _remembered(key: bytes, origin: str | None = None) -> list[GenerationOffer]:
         of, offer = pickle.loads(value)
         assert isinstance(offer, GenerationOffer)
     except Exception as error:
-        logger.error("%s can't be read: %r", key.decode(), error)
+        logger.error("%s can't be read: %r", key, error)
         return []
     return [offer] if origin in (None, of) else []
-
-
-def _key(app: str) -> str:
-    return f"rolled_out:{app}"

@@ -18,6 +18,7 @@ from deployments.mistakes import sentences
 from hybrid_serve.facts.device import DeviceFacts
 from hybrid_serve.negotiation.planner import planner_handle
 from hybrid_serve.negotiation.store import NAMESPACE
+from hybrid_serve.rollout.ledger import wish_key
 from hybrid_serve.rollout.wire import GenerationOffer, RolloutOptions
 
 SERVE_DEPLOY = "serve deploy"
@@ -79,7 +80,7 @@ def request_desired(app: str, desired: Mapping[str, Any]) -> dict[str, Any]:
     """
     values = dict(desired["config"])
     wanted = hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
-    if _internal_kv_get(_key(app), namespace=NAMESPACE) == wanted.encode():
+    if _internal_kv_get(wish_key(app), namespace=NAMESPACE) == wanted.encode():
         return {"unchanged": "it was asked for before"}
     try:
         config = AppConfig.model_validate(values)
@@ -89,7 +90,7 @@ def request_desired(app: str, desired: Mapping[str, Any]) -> dict[str, Any]:
     if "refused" in answer and "problems" not in answer and _rollout_of(planner_handle(), app):
         return {"busy": answer["refused"]}
     if "refused" not in answer:
-        _internal_kv_put(_key(app), wanted.encode(), overwrite=True, namespace=NAMESPACE)
+        _internal_kv_put(wish_key(app), wanted.encode(), overwrite=True, namespace=NAMESPACE)
     return answer
 
 
@@ -98,7 +99,7 @@ def _rolled_back(planner: ActorHandle[Any], offer: GenerationOffer) -> str:
     state = _ask(planner, "rollouts", offer.app).get(offer.app) or {}
     numbers = {one["number"] for one in state.get("generations", ()) if one.get("digest") == offer.digest}
     last = state.get("last") or {}
-    if state.get("rollout") or last.get("phase") != "rolled_back" or last.get("to") not in numbers:
+    if state.get("rollout") or last.get("phase") != "rolled back" or last.get("to") not in numbers:
         return ""
     return (
         f"generation {last['to']} was rolled back: {last.get('failure') or 'by hand'}; change the configuration, or "
@@ -112,7 +113,3 @@ def _rollout_of(planner: ActorHandle[Any], app: str) -> Any:
 
 def _ask(planner: ActorHandle[Any], method: str, *arguments: Any) -> Any:
     return ray.get(getattr(planner, method).remote(*arguments), timeout=TIMEOUT_S)
-
-
-def _key(app: str) -> str:
-    return f"desired:{app}"

@@ -10,6 +10,7 @@ from hybrid_serve import (
     fit_command,
     fleet_command,
     history_command,
+    interrupts,
     pause_command,
     plan_command,
     rollback_command,
@@ -47,7 +48,12 @@ def parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit status: 0 done; 1 no plan is possible, or a rollout was refused or rolled back; 2 wrong arguments or
-    checkpoints, no cluster; 3 a rollout goes on without being watched."""
+    checkpoints, no cluster; 3 a rollout goes on without being watched; 130 interrupted.
+
+    Without `argv` it is this process's program, and ends it at a second Ctrl-C.
+    """
+    if argv is None:
+        interrupts.begin()
     arguments = _parsed(argv)
     try:
         status: int = arguments.run(arguments)
@@ -57,7 +63,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         return 0
     except KeyboardInterrupt:
-        return 130
+        return interrupts.INTERRUPTED
     return status
 
 

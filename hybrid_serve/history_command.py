@@ -49,7 +49,8 @@ def tables(events: list[dict[str, Any]], rollouts: dict[str, Any]) -> str:
 def _generation(app: str, generation: dict[str, Any], values: dict[str, Any]) -> tuple[str, ...]:
     state = str(generation["state"])
     if generation["number"] == values["current"]:
-        state = "current" if state == "current" else f"{state}, current"
+        current = "current" if values.get("deployed", True) else "was current"
+        state = current if state == "current" else f"{state}, {current}"
     return (
         app,
         str(generation["number"]),

@@ -88,7 +88,9 @@ GENERATION = Metric(
     meaning="The generation that every replica of the app is to run.",
     tags=("app",),
 )
-ROLLOUTS = _counter("rollouts", "rollouts", "Rollouts that ended: done, rolled back, superseded.", "app", "result")
+ROLLOUTS = _counter(
+    "rollouts", "rollouts", "Rollouts that ended: done, rolled back, superseded, app deleted.", "app", "result"
+)
 GATE_FAILURES = _counter("gate_failures", "failures", "Gates that turned a rollout back.", "app", "pool", "gate")
 
 ALL = (

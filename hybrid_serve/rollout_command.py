@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from hybrid_serve.cluster_connection import PlannerConnection, add_app, caller, connected
 from hybrid_serve.config_argument import WrongArgumentsError, add_config, load
+from hybrid_serve.interrupts import leave_with
 from hybrid_serve.known_fleet import known_fleet
 from hybrid_serve.rollout.wire import RolloutOptions
 from hybrid_serve.rollout_watch import GoneError, Lines, Objects, Show, watch
@@ -69,6 +70,7 @@ def run(arguments: argparse.Namespace) -> int:
         try:
             answer = planner.through(lambda _: request(config, arguments.app, options, caller(), arguments.reason))
         except KeyboardInterrupt:
+            leave_with(DETACHED)
             print(f"\nit may have begun: {_again(arguments)} shows it", file=sys.stderr)
             return DETACHED
         return answered(planner, arguments, answer)
@@ -150,6 +152,7 @@ def follow(planner: PlannerConnection, arguments: argparse.Namespace, name: str,
         print(f"hybrid-serve {arguments.command}: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
+        leave_with(DETACHED)
         print(f"\n{name} goes on: {_again(arguments)} shows it, hybrid-serve rollback takes it back", file=sys.stderr)
         return DETACHED
     taken_back = undoing and end["kind"] != "rollback" and end["phase"] == "rolled back"

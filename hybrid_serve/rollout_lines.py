@@ -6,13 +6,15 @@ from typing import Any
 Rollout = dict[str, Any]
 """As `Planner.rollouts` gives it."""
 
-ENDS = frozenset({"done", "rolled back", "superseded"})
+ENDS = frozenset({"done", "rolled back", "superseded", "app deleted"})
 """Phases that a rollout does not leave."""
 
 
 def app_line(app: str, rollouts: dict[str, Any]) -> str:
     """One app of `Planner.rollouts`."""
     active = rollouts["rollout"]
+    if not rollouts.get("deployed", True):
+        return f"app {app}: not deployed any more, was at {_generation(rollouts['current'])}"
     line = f"app {app}: {_generation(rollouts['current'])}"
     if active is not None:
         line += f", {active['name']} to generation {active['to']}: {phase_words(active)}"

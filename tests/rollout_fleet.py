@@ -1,7 +1,7 @@
 """A simulated app under the planner's rollouts: replicas that obey orders, and a Ray Serve that binds and replaces."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from hybrid_serve.negotiation.store import MemoryStore
@@ -140,6 +140,7 @@ class Serve:
     work: Deployment | None = None
     results: dict[str, str] = field(default_factory=dict)
     failures: int = 0
+    has_the_app: bool = True
     deployments: list[tuple[str, dict[str, str]]] = field(default_factory=list)
 
     def start(self, app: str, key: str, offer: GenerationOffer, restart: dict[str, str]) -> None:
@@ -158,8 +159,8 @@ class Serve:
     def advance(self) -> None:
         if self.work is not None and self.app.clock.now >= self.work.until:
             work, self.work = self.work, None
-            if self.failures:
-                self.failures -= 1
+            if self.failures or not self.has_the_app:
+                self.failures = max(0, self.failures - 1)
                 self.results[work.key] = "RuntimeError: no such deployment"
             else:
                 self.deploy(work.offer, work.restart)
@@ -231,6 +232,22 @@ class SimulatedApp:
         if self.replicas.pop(name, None) is not None:
             self.lost.append(self.clock.now)
 
+    def delete(self) -> None:
+        """`serve delete`."""
+        self.serve.has_the_app = False
+        for name in list(self.replicas):
+            self.stop(name)
+
+    def deploy_anew(self, offer: GenerationOffer, replicas: dict[str, int]) -> int:
+        """After `delete`. The number of its generation."""
+        offer = replace(offer, built_at=self.clock.now)
+        self.offers[offer.digest] = self.serve.bound = offer
+        self.serve.has_the_app, self.serve.versions = True, {}
+        for pool, count in replicas.items():
+            for _ in range(count):
+                self.add(pool, offer.digest)
+        return self.rollouts.deployed(offer)
+
     def restart_planner(self) -> None:
         self.serve.planner_died()
         self.rollouts = Rollouts(self.store, self.clock, self.serve)
@@ -259,6 +276,8 @@ class SimulatedApp:
                     self._beat(replica)
             if not self.planner_is_down:
                 self.alive(self.rollouts.tick)
+                if int(self.clock.now) % 5 == 0:
+                    self.alive(self._look)
                 self.rollouts.check_integrity()
 
     def until(self, phase: str, seconds: int = 600) -> None:
@@ -267,6 +286,12 @@ class SimulatedApp:
                 return
             self.seconds(1)
         raise AssertionError(f"it is {self.phase!r} after {seconds} s, not {phase!r}: {self.story()}")
+
+    def _look(self) -> None:
+        """As the planner does every few seconds."""
+        for name in self.rollouts.unheard():
+            if not self.serve.has_the_app:
+                self.rollouts.deleted(name)
 
     def _beat(self, replica: Replica) -> None:
         order = self.rollouts.heartbeat(replica.name, True, replica.run()).run

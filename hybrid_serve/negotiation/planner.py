@@ -20,6 +20,7 @@ from hybrid_serve.plan.kv_plan import EngineReport
 from hybrid_serve.rollout.applier import Apply, BackgroundApplier, apply_in_a_task
 from hybrid_serve.rollout.host import Rollouts
 from hybrid_serve.rollout.ledger import LedgerError
+from hybrid_serve.rollout.presence import IsDeployed, is_deployed
 from hybrid_serve.rollout.wire import GenerationOffer, Order, ReplicaRun, RolloutOptions
 
 logger = logging.getLogger(__name__)
@@ -31,6 +32,8 @@ NAMESPACE = "hybrid_serve"
 # Ray gives the head node this resource; Ray Serve pins its controller the same way.
 HEAD_NODE = {"node:__internal_head__": 0.001}
 TICK_S = 1.0
+LOOK_PERIOD_S = 5.0
+"""Seconds between looks for apps of which no replica lives: Ray Serve may have deleted them."""
 
 
 class Planner:
@@ -44,10 +47,14 @@ class Planner:
     the answers to heartbeats.
     """
 
-    def __init__(self, store: Store | None = None, apply: Apply = apply_in_a_task) -> None:
+    def __init__(
+        self, store: Store | None = None, apply: Apply = apply_in_a_task, is_deployed: IsDeployed = is_deployed
+    ) -> None:
         store = store or MemoryStore()
         self._rollouts = Rollouts(store, _clock(), BackgroundApplier(apply))
+        self._is_deployed = is_deployed
         self._ticking: asyncio.Task[None] | None = None
+        self._looking: asyncio.Task[None] | None = None
         self._kept = Kept(store)
         self._kept.count_start()
         self._book = Book(time.monotonic, agreements=self._kept.agreements)
@@ -99,12 +106,12 @@ class Planner:
         self, offer: GenerationOffer, options: RolloutOptions, actor: str, reason: str = ""
     ) -> dict[str, Any]:
         """Roll a generation out: {"started", "generation"}, {"unchanged"}, {"attached"} or {"refused"}."""
-        await self._knows_the_fleet()
+        await self._knows_the_fleet(offer.app)
         return self._asked(lambda: self._rollouts.begin(offer, options, actor, reason))
 
     async def rollback(self, app: str, to: int | None, actor: str, reason: str = "") -> dict[str, Any]:
         """Turn the active rollout back, or roll the last good generation (or `to`) out. Answers as `begin` does."""
-        await self._knows_the_fleet()
+        await self._knows_the_fleet(app)
         return self._asked(lambda: self._rollouts.rollback(app, to, actor, reason))
 
     async def pause(self, app: str, actor: str) -> dict[str, Any]:
@@ -165,16 +172,36 @@ class Planner:
         """Started by the first call: the actor's constructor runs outside its event loop."""
         if self._ticking is None or self._ticking.done():
             self._ticking = asyncio.get_running_loop().create_task(self._tick())
+        if self._looking is None or self._looking.done():
+            self._looking = asyncio.get_running_loop().create_task(self._look())
 
     async def _tick(self) -> None:
         while True:
             self._rollouts.tick()
             await asyncio.sleep(TICK_S)
 
-    async def _knows_the_fleet(self) -> None:
-        """A planner that was restarted has heard from every replica after three heartbeats, and waits for them."""
+    async def _look(self) -> None:
+        while True:
+            await asyncio.sleep(LOOK_PERIOD_S)
+            for app in self._rollouts.unheard():
+                await self._look_for(app)
+
+    async def _look_for(self, app: str) -> None:
+        try:
+            if not await self._is_deployed(app):
+                self._rollouts.deleted(app)
+        except Exception as error:
+            logger.warning("app %s has no replica, and it can't be told whether it is deployed: %r", app, error)
+
+    async def _knows_the_fleet(self, app: str) -> None:
+        """A planner that was restarted has heard from every replica after three heartbeats, and waits for them.
+
+        An app of which none lives may have been deleted just now.
+        """
         self._tick_from_now_on()
         await asyncio.sleep(self._rollouts.settled_in)
+        if app in self._rollouts.unheard():
+            await self._look_for(app)
 
     def _asked(self, ask: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         self._tick_from_now_on()

@@ -2,7 +2,6 @@
 
 import logging
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any, Protocol
 
 from hybrid_serve.facts.device import DeviceFacts
@@ -97,6 +96,21 @@ class Rollouts:
             self._metrics.shows(self._ledger.apps[name])
         self._log_failure("; ".join(failures))
 
+    def unheard(self) -> list[str]:
+        """Apps that are deployed as far as is known, and of which no replica lives: somebody should look for them."""
+        if self.settled_in > 0:
+            return []
+        live = self._fleet.by_app()
+        return [name for name, app in self._ledger.apps.items() if app.deployed and not live.get(name)]
+
+    def deleted(self, name: str) -> None:
+        """Ray Serve was asked, and has no such app. What it was to be is not remembered if it is deployed again."""
+        if name not in self.unheard():
+            return
+        app = self._known(name)
+        self._ledger.forget_wishes(name)
+        self._commit(app, requests.deleted(app, self._views()(name), self._clock()))
+
     def deployed(self, offer: GenerationOffer) -> int:
         """Ray Serve runs this. The number of its generation."""
         app = self._ledger.app(offer.app)
@@ -116,13 +130,15 @@ class Rollouts:
         """Roll a generation out."""
         app = self._ledger.app(offer.app)
         if app is None:
-            known = ", ".join(sorted(self._ledger.apps)) or "none"
+            known = ", ".join(sorted(name for name, one in self._ledger.apps.items() if one.deployed)) or "none"
             return {"refused": f"app {offer.app} is not known: deploy it with Ray Serve first (known: {known})"}
+        if not app.deployed:
+            return {"refused": requests.not_deployed(app.name)}
         if app.rollout is not None:
             to = app.generations[app.rollout.to]
             if to.digest == offer.digest and app.rollout.forward:
                 return {"attached": app.rollout.name}
-            return {"refused": _other(app)}
+            return {"refused": requests.other_is_active(app)}
         if offer.digest == app.now_current.digest:
             return {"unchanged": app.current}
         generation = Generation.of(offer, self._next(app, offer), actor, self._clock())
@@ -131,11 +147,15 @@ class Rollouts:
     def rollback(self, name: str, to: int | None, actor: str, reason: str) -> dict[str, Any]:
         """Turn the active rollout back, or go back to a generation that was good."""
         app = self._known(name)
+        if not app.deployed:
+            return {"refused": requests.not_deployed(name)}
         view = self._views()(name)
         rollout = app.rollout
         if rollout is not None:
             if to not in (None, rollout.origin):
-                return {"refused": f"{_other(app)}; it can be rolled back to generation {rollout.origin}"}
+                return {
+                    "refused": f"{requests.other_is_active(app)}; it can be rolled back to generation {rollout.origin}"
+                }
             if not rollout.forward:
                 return {"attached": rollout.name}
             self._commit(app, requests.turn_back(app, actor, reason, view, self._clock()))
@@ -151,7 +171,7 @@ class Rollouts:
             self._ledger.offer(app, good.number)
         except LedgerError as error:
             return {"refused": str(error)}
-        return self._begin(app, good, "rollback", _rollback_options(app), actor, reason, None)
+        return self._begin(app, good, "rollback", requests.rollback_options(app), actor, reason, None)
 
     def pause(self, name: str, paused: bool, actor: str) -> dict[str, Any]:
         """Stop or go on with the steps forward."""
@@ -278,20 +298,6 @@ class Rollouts:
         elif self._failing and not text:
             logger.warning("rollouts go on: the store takes what is written again")
         self._failing = text
-
-
-def _other(app: App) -> str:
-    rollout = app.rollout
-    assert rollout is not None, "one is active"
-    return (
-        f"{rollout.name} of {app.name} to generation {rollout.to} is {rollout.phase}"
-        f"{' (paused)' if rollout.paused else ''}, begun by {rollout.actor}"
-    )
-
-
-def _rollback_options(app: App) -> RolloutOptions:
-    options = RolloutOptions() if app.last is None else app.last.options
-    return replace(options, canary="0", bake_s=0.0)
 
 
 def _log(event: Event) -> None:

@@ -2,7 +2,8 @@
 
 Unlike `negotiation.kept`, nothing takes effect that is not written: a store that can't be reached stops rollouts where
 they are, and an app that can't be read is left alone. Keys: `rollouts` lists the apps, `rollout/APP` has one app's
-state and events, `generation/APP/NUMBER` one offer.
+state and events, `generation/APP/NUMBER` one offer. The app's side writes beside them what Ray Serve is to be deployed
+with, and wants: that ends with the app.
 """
 
 import base64
@@ -26,6 +27,16 @@ FORMAT = 1
 MAX_GENERATIONS = 32
 MAX_EVENTS = 1000
 MAX_APPS = 256
+
+
+def wish_key(app: str) -> str:
+    """Of the configuration that an app's file wanted when a rollout was last asked for."""
+    return f"desired:{app}"
+
+
+def rolled_out_key(app: str) -> str:
+    """Of the generation that was last deployed by a rollout."""
+    return f"rolled_out:{app}"
 
 
 class LedgerError(Exception):
@@ -113,16 +124,25 @@ class Ledger:
             number = _number(app, offer)
             self._write(_generation_key(app.name, number), _offer_to_json(number, offer))
         if app.name not in self._names:
-            if len(self._names) >= MAX_APPS:
-                raise LedgerError(f"{MAX_APPS} apps are known already, so {app.name} is not entered")
-            self._write(INDEX, {"format": FORMAT, "apps": [*self._names, app.name]})
-            self._names.append(app.name)
+            self._enter(app.name)
         self._write(_app_key(app.name), document)
         self._apps[app.name], self._events[app.name] = app, told
         if offer is not None:
             self._offers[app.name, _number(app, offer)] = offer
         for number in dropped:
             self._delete(app.name, number)
+
+    def forget_wishes(self, name: str) -> None:
+        """Whoever deploys an app of this name next begins with what is written then.
+
+        Raises:
+            LedgerError: the store could not be reached. Safe to repeat.
+        """
+        for key in (wish_key(name), rolled_out_key(name)):
+            try:
+                self._store.delete(key)
+            except Exception as error:
+                raise LedgerError(f"the planner's store could not drop {key}: {error}") from error
 
     def offer(self, app: App, number: int) -> GenerationOffer:
         """What a generation was offered with.
@@ -182,12 +202,31 @@ class Ledger:
             for replica_id, step in app.orders.items():
                 assert step.digest in known, f"{replica_id} is ordered to {step.digest}, which is not in play"
 
+    def _enter(self, name: str) -> None:
+        """Into the list of apps; the first of those that Ray Serve has deleted makes room if it is full."""
+        names, left = [*self._names, name], None
+        if len(self._names) >= MAX_APPS:
+            left = next((app for app in self._apps.values() if not app.deployed), None)
+            if left is None:
+                raise LedgerError(f"{MAX_APPS} apps are known already, so {name} is not entered")
+            names.remove(left.name)
+        self._write(INDEX, {"format": FORMAT, "apps": names})
+        self._names = names
+        if left is not None:
+            del self._apps[left.name], self._events[left.name]
+            for number in left.generations:
+                self._delete(left.name, number)
+            self._drop(_app_key(left.name))
+
     def _delete(self, app: str, number: int) -> None:
         self._offers.pop((app, number), None)
+        self._drop(_generation_key(app, number))
+
+    def _drop(self, key: str) -> None:
         try:
-            self._store.delete(_generation_key(app, number))
+            self._store.delete(key)
         except Exception as error:
-            logger.warning("generation %d of %s could not be dropped from the store: %s", number, app, error)
+            logger.warning("%s could not be dropped from the store: %s", key, error)
 
     def _write(self, key: str, document: dict[str, Any]) -> None:
         try:

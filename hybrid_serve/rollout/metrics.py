@@ -13,8 +13,9 @@ class RolloutMetrics:
         self._gates = metrics.GATE_FAILURES.create()
 
     def shows(self, app: App) -> None:
-        """The gauge must be set again and again, or Ray forgets it."""
-        self._generation.set(app.current, tags={"app": app.name})
+        """The gauge must be set again and again, or Ray forgets it, as it should of an app that was deleted."""
+        if app.deployed:
+            self._generation.set(app.current, tags={"app": app.name})
 
     def happened(self, before: App | None, now: App) -> None:
         """What is written now, and was not before."""

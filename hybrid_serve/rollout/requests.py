@@ -76,9 +76,23 @@ def first_deployed(name: str, generation: Generation, now: float) -> Outcome:
     return Outcome(app=app, events=(event_of(name, now, BY_SERVE, generation.number, None, actor="Ray Serve"),))
 
 
+def deleted(app: App, view: FleetView, now: float) -> Outcome:
+    """Ray Serve has no such app any more: nothing is on its way, and nobody is to run anything."""
+    turn = Turn(app, view, now)
+    why = f"Ray Serve has no app {app.name} any more"
+    if turn.rollout is None:
+        turn.event("app deleted", why, actor="Ray Serve")
+    else:
+        turn.change(failure=f"{turn.active.failure}; {why}" if turn.active.failure else why)
+        finish(turn, "app deleted")
+    turn.app = replace(turn.app, bound=turn.app.current, rebind=None, deployed=False)
+    turn.orders = {}
+    return turn.outcome()
+
+
 def deployed(app: App, generation: Generation, view: FleetView, now: float) -> Outcome:
     """Ray Serve was told to deploy a generation, which the app may not list yet, by somebody else than a rollout."""
-    turn = Turn(app, view, now)
+    turn = Turn(app if app.deployed else replace(app, last=None), view, now)
     rebind = None
     if turn.rollout is not None:
         rebind = _rebind(turn.rollout, generation, now)
@@ -98,6 +112,7 @@ def deployed(app: App, generation: Generation, view: FleetView, now: float) -> O
         bound_at=generation.built_at,
         by_serve=True,
         rebind=rebind,
+        deployed=True,
     )
     turn.orders = {}
     turn.event(BY_SERVE, actor="Ray Serve")
@@ -119,6 +134,8 @@ def is_news(app: App, offer: GenerationOffer) -> bool:
     being deployed that is no news, whatever the offer's time. What was made before the last binding is stale.
     """
     rollout = app.rollout
+    if not app.deployed:
+        return True
     if offer.digest == app.generations[app.bound].digest:
         return False
     if rollout is not None and rollout.bind_at is not None:
@@ -126,6 +143,30 @@ def is_news(app: App, offer: GenerationOffer) -> bool:
         if offer.digest in (deploying, app.generations[rollout.to].digest):
             return False
     return offer.built_at > app.bound_at
+
+
+def other_is_active(app: App) -> str:
+    """Why nothing else can begin."""
+    rollout = app.rollout
+    assert rollout is not None, "one is active"
+    return (
+        f"{rollout.name} of {app.name} to generation {rollout.to} is {rollout.phase}"
+        f"{' (paused)' if rollout.paused else ''}, begun by {rollout.actor}"
+    )
+
+
+def not_deployed(name: str) -> str:
+    """Why nothing can begin, and what to do."""
+    return (
+        f"app {name} is not deployed: Ray Serve has no such app any more. Deploy it first, and roll out then: "
+        f"serve run deployments:app --name {name} config=FILE, or serve deploy FILE"
+    )
+
+
+def rollback_options(app: App) -> RolloutOptions:
+    """Those of the last rollout, without canaries and bake."""
+    options = RolloutOptions() if app.last is None else app.last.options
+    return replace(options, canary="0", bake_s=0.0)
 
 
 def last_good(app: App) -> Generation | None:

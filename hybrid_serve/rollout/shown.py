@@ -15,6 +15,7 @@ def app_shown(app: App, view: FleetView, now: float) -> dict[str, Any]:
     measured_ = {pool: [asdict(device) for device in devices] for pool, devices in measured(view).items()}
     turn = Turn(app, view, now)
     return {
+        "deployed": app.deployed,
         "current": app.current,
         "bound": app.bound,
         "generations": [generation_shown(each) for each in app.generations.values()],

@@ -12,7 +12,7 @@ Phase = Literal["canary", "baking", "rolling", "replacing", "applying", "rolling
 FORWARD: tuple[Phase, ...] = ("canary", "baking", "rolling", "replacing", "applying")
 
 Kind = Literal["rollout", "rollback"]
-Result = Literal["done", "rolled back", "superseded"]
+Result = Literal["done", "rolled back", "superseded", "app deleted"]
 StepState = Literal["ordered", "serving", "failed"]
 
 
@@ -157,6 +157,7 @@ class App:
         bound: the one that Ray Serve binds new replicas with; `bound_at` is when that became so.
         by_serve: `current` came with a deployment through Ray Serve, not with a rollout.
         rebind: a deployment of `current` that is to run since a rollout's own may have come after that of Ray Serve.
+        deployed: Ray Serve has the app. One that was deleted is kept for its history and its generations.
         orders: by replica id; outside a rollout those of replicas that are brought to `current`.
     """
 
@@ -171,6 +172,7 @@ class App:
     last: Rollout | None = None
     rollouts: int = 0
     rebind: ApplyRun | None = None
+    deployed: bool = True
 
     def by_digest(self, digest: str) -> Generation | None:
         return next((each for each in self.generations.values() if each.digest == digest), None)

@@ -12,6 +12,11 @@ SERVE_DEPLOYS_S = 300.0
 
 def steady(turn: Turn) -> None:
     """Newcomers that were bound with an older generation, and replicas that were away."""
+    if not turn.app.deployed:
+        if not turn.view.replicas:
+            return
+        turn.app = replace(turn.app, deployed=True)
+        turn.event("app is deployed", "its replicas are heard of again", actor="Ray Serve")
     app = turn.app
     current = app.now_current
     for replica_id, step in list(turn.orders.items()):

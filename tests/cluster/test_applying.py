@@ -177,6 +177,27 @@ def test_other_arguments_of_a_file_count_again_after_a_rollout(
         assert status_of(cluster.url, 3000) == 200
 
 
+def test_another_app_of_the_same_arguments_is_built_as_it_is_written(
+    pair_folder: Path, cluster: Cluster, tmp_path: Path
+) -> None:
+    with declared(tmp_path, app_values(pair_folder)):
+        offer = applied(changed(pair_folder))
+        args = {"config": str(tmp_path / "app.yaml")}
+        applications = [
+            {"name": name, "import_path": "deployments:app", "route_prefix": route, "args": args}
+            for name, route in ((APP, "/"), ("second", "/second"))
+        ]
+        _get_global_client().deploy_apps(ServeDeploySchema.model_validate({"applications": applications}))
+        try:
+            until(lambda: bound_generation("second") and is_declared())
+            kept, second = bound_generation(APP), bound_generation("second")
+            assert kept is not None and kept.by_rollout and kept.offer == offer
+            assert second is not None and not second.by_rollout
+            assert second.offer.pools["cpu"].num_speculative_tokens == 7
+        finally:
+            serve.delete("second")
+
+
 def test_a_wish_in_user_config_touches_no_replica_and_no_limit(
     pair_folder: Path, cluster: Cluster, tmp_path: Path
 ) -> None:

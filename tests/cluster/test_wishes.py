@@ -5,11 +5,13 @@ from typing import Any
 
 import pytest
 import ray
+from ray import serve
 
 from deployments.binding import bound_generation
 from hybrid_serve.negotiation.planner import ACTOR_NAME, NAMESPACE
+from hybrid_serve.rollout.wire import RolloutOptions
 from tests.cluster.conftest import Cluster, until
-from tests.cluster.test_applying import APP, declared, file_with_wish, replicas, status_of
+from tests.cluster.test_applying import APP, declared, file_with_wish, offered, replicas, status_of
 from tests.demo_app import app_values
 
 pytestmark = pytest.mark.cluster
@@ -51,3 +53,32 @@ def test_a_wish_is_rolled_out_in_the_running_replicas_and_asked_for_once(
         history = ray.get(ray.get_actor(ACTOR_NAME, NAMESPACE).history.remote(APP), timeout=20)
         begun = [event for event in history if event["actor"] == "serve deploy"]
         assert begun and all(event["reason"] for event in begun[:1]), history
+
+
+def test_an_app_that_is_deleted_in_a_rollout_ends_it_and_comes_back_as_its_file_says(
+    pair_folder: Path, cluster: Cluster, tmp_path: Path
+) -> None:
+    def ask(method: str, *arguments: Any) -> Any:
+        return ray.get(getattr(ray.get_actor(ACTOR_NAME, NAMESPACE), method).remote(*arguments), timeout=30)
+
+    values = two_replicas(pair_folder)
+    wish = file_with_wish({"desired": {"config": two_replicas(pair_folder, num_speculative_tokens=4)}})
+    with declared(tmp_path, values) as deploy:
+        until(lambda: [one["state"] for one in state().get("replicas", ())] == ["serving"] * 2)
+        deploy(**wish)
+        until(lambda: (state().get("last") or {}).get("phase") == "done" and not state()["rollout"], 120)
+        offer = offered(two_replicas(pair_folder, num_speculative_tokens=6))
+        name = ask("begin", offer, RolloutOptions(bake_s=120.0), "test")["started"]
+        until(lambda: state()["rollout"]["phase"] == "baking")
+        serve.delete(APP)
+        until(lambda: state()["rollout"] is None)
+        assert (state()["last"]["name"], state()["last"]["phase"]) == (name, "app deleted")
+        assert ask("history", APP)[-1]["reason"] == f"Ray Serve has no app {APP} any more"
+        assert "is not deployed" in ask("begin", offer, RolloutOptions(), "test")["refused"]
+        assert ask("status")["integrity"] == "" and not state()["deployed"]
+        rolled_out = state()["current"]
+        deploy(**wish)
+        until(lambda: state()["deployed"])
+        until(lambda: state()["last"] and state()["last"]["phase"] == "done", 120)
+        assert state()["current"] == rolled_out, "the wish of the file is asked for again"
+        assert ask("history", APP)[-1]["event"] == "done"

@@ -14,6 +14,14 @@ def told(*looks: dict[str, Any]) -> list[list[str]]:
     return [changes.of(look) for look in looks]
 
 
+def test_an_app_that_was_deleted_is_told_so() -> None:
+    (of_default,) = rollouts(last=rollout("app deleted"), deployed=False).values()
+    assert app_line("default", of_default) == "app default: not deployed any more, was at generation 1"
+    assert end_words(rollout("app deleted", failure="Ray Serve has no app default any more")) == (
+        "app deleted: Ray Serve has no app default any more"
+    )
+
+
 def test_the_first_look_tells_everything() -> None:
     steps = [step("r1", "draining"), step("r2", "serving", "l40s", 2)]
     (lines,) = told(rollout("canary", steps=steps, reason="fewer tokens a draft"))

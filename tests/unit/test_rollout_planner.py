@@ -113,6 +113,44 @@ async def test_a_planner_that_was_restarted_hears_from_its_fleet_before_it_begin
     assert "model m has 1 replica in all" in (await asked)["refused"]
 
 
+async def test_an_app_that_ray_serve_does_not_have_is_looked_for_before_anything_begins(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[str] = []
+
+    async def is_deployed(app: str) -> bool:
+        asked.append(app)
+        return False
+
+    planner = Planner(apply=Deployments(), is_deployed=is_deployed)
+    await planner.deployed(OLD)
+    replicas = {"r1": "old"}
+    await served(planner, replicas)
+    assert await planner.begin(OLD, OPTIONS, "me") == {"unchanged": 1} and asked == [], "a replica lives"
+    await planner.forget("r1")
+    assert "app app is not deployed" in (await planner.begin(NEW, OPTIONS, "me"))["refused"] and asked == [APP]
+    assert "app app is not deployed" in (await planner.rollback(APP, None, "me"))["refused"]
+    assert await planner.deployed(replace(OLD, built_at=1.0)) == 1
+    monkeypatch.setattr(planner_module, "LOOK_PERIOD_S", 0.005)
+    again = Planner(apply=Deployments(), is_deployed=is_deployed)
+    await again.deployed(OLD)
+    async with asyncio.timeout(10):
+        while (await again.rollouts(APP))[APP]["deployed"]:
+            await asyncio.sleep(0.01)
+
+
+async def test_a_rollout_begins_though_it_can_not_be_told_whether_its_app_is_deployed(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def away(app: str) -> bool:
+        raise ConnectionError("no controller")
+
+    for planner in (Planner(apply=Deployments(), is_deployed=away), Planner(apply=Deployments())):
+        await planner.deployed(OLD)
+        assert (await planner.begin(NEW, OPTIONS, "me"))["started"] == "rollout-1"
+    assert "no controller" in caplog.text and "not connected to Ray" in caplog.text
+
+
 async def test_a_deployment_runs_once_and_is_cancelled_for_the_next(caplog: pytest.LogCaptureFixture) -> None:
     told: list[str] = []
 

@@ -286,6 +286,14 @@ def test_the_history_has_generations_and_events_with_time_actor_and_reason(
     assert planner.calls("history") == [(None,)]
 
 
+def test_the_history_of_an_app_that_was_deleted_says_what_was_current(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stand_in(monkeypatch, PlannerDouble(history=[], rollouts=rollouts(deployed=False)))
+    assert main(["history"]) == 0
+    assert capsys.readouterr().out.splitlines()[1].split()[:4] == ["default", "1", "was", "current"]
+
+
 def test_the_history_of_one_app_is_plain_values_for_machines(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -12,6 +12,7 @@ from deployments.config import AppConfig
 from deployments.generation import offer_of
 from deployments.rollout_requests import SERVE_DEPLOY, request, request_desired
 from hybrid_serve.facts.device import DeviceFacts
+from hybrid_serve.rollout.state import Result
 from hybrid_serve.rollout.wire import GenerationOffer, RolloutOptions
 from tests.demo_app import app_values
 from tests.unit.facts_checkpoints import safetensors
@@ -119,7 +120,8 @@ def test_a_checkpoint_that_was_changed_in_place_is_refused(pair_folder: Path, tm
 def rolled_back(config: AppConfig) -> dict[str, Any]:
     """State of an app whose last rollout, to this configuration, was rolled back."""
     generations = [{"number": 1, "digest": "1" * 16}, {"number": 2, "digest": offered(config).digest}]
-    last = {"to": 2, "phase": "rolled_back", "failure": "gate ttft of pool cpu"}
+    ended: Result = "rolled back"
+    last = {"to": 2, "phase": ended, "failure": "gate ttft of pool cpu"}
     return {"current": 1, "generations": generations, "rollout": None, "last": last}
 
 
