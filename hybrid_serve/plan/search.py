@@ -20,14 +20,19 @@ from hybrid_serve.plan.capacity import (
     kernel_block,
     request_bytes,
 )
-from hybrid_serve.plan.inputs import PlanInputs
+from hybrid_serve.plan.inputs import PlanInputs, Prefer
 from hybrid_serve.plan.kv_plan import GroupPlan, KVPlan, Pages
 from hybrid_serve.plan.memory_free import memory_free
 from hybrid_serve.plan.refusals import one_group_drafter
 from hybrid_serve.plan.specs import align
 
-GROUP_COST = 0.001
-"""Cost of one more group, as a share of a request's bytes: a stated default until it is measured."""
+GROUP_COST: dict[Prefer, float] = {"capacity": 0.001, "speed": 0.01}
+"""Cost of one more group, as a share of a step's time, and so of the bytes that a request may take instead.
+
+`speed` is measured: on one H200 a group costs 0.14 ms of a step with one request and 0.4 ms of one with eight, of 5 and
+11 ms (`docs/benchmarks.md`). That is 3 to 4 % of the steps of a model with 8 experts; with all 256 of its experts it
+has longer ones, so less is taken. `capacity` is a choice: groups decide between plans that hold nearly as much.
+"""
 
 FEW_GROUPS = 10
 """A packed plan with at most so many groups is taken before one with more. (Uniform pages have no such choice: there
@@ -96,8 +101,12 @@ def contexts_of(inputs: PlanInputs) -> tuple[tuple[int, float], ...]:
 
 def score(plan: KVPlan, inputs: PlanInputs) -> float:
     """Mean request bytes over the workload, raised by GROUP_COST a group. Lower is better."""
-    mean = sum(weight * request_bytes(plan, inputs, tokens) for tokens, weight in contexts_of(inputs))
-    return mean * (1 + GROUP_COST * len(plan.groups))
+    return mean_request_bytes(plan, inputs) * (1 + GROUP_COST[inputs.workload.prefer] * len(plan.groups))
+
+
+def mean_request_bytes(plan: KVPlan, inputs: PlanInputs) -> float:
+    """Bytes of the workload's mean request under this plan."""
+    return sum(weight * request_bytes(plan, inputs, tokens) for tokens, weight in contexts_of(inputs))
 
 
 @memory_free
@@ -136,6 +145,7 @@ def _problem(inputs: PlanInputs) -> Problem:
 def _best_plan(problem: Problem, frames: Iterable[Frame], *, pages: Pages, layout: str | None) -> KVPlan | None:
     best: tuple[tuple[bool, float], Sequence[Split]] | None = None
     drafting = sum(bucket.owner == "drafter" for bucket in problem.buckets)
+    group_cost = GROUP_COST[problem.inputs.workload.prefer]
     if problem.drafter_in_one_group and drafting > 1:
         return None
     for frame in frames:
@@ -144,7 +154,7 @@ def _best_plan(problem: Problem, frames: Iterable[Frame], *, pages: Pages, layou
         if len(found) < len(splits) or not _within_batch(problem, found):
             continue
         groups = sum(split.groups for split in found)
-        cost = frame.block * sum(split.blocks for split in found) * (1 + GROUP_COST * groups)
+        cost = frame.block * sum(split.blocks for split in found) * (1 + group_cost * groups)
         rank = (pages == "packed" and groups > FEW_GROUPS, cost)
         if best is None or rank < best[0]:
             best = (rank, found)
@@ -229,7 +239,7 @@ def _best_split(problem: Problem, bucket: Bucket, frame: Frame) -> Split | None:
         return _mamba_split(problem, bucket, frame)
     drafter_whole = problem.drafter_in_one_group and bucket.owner == "drafter"
     most = 1 if drafter_whole else bucket.layers
-    group_price = GROUP_COST * problem.floor / frame.block
+    group_price = GROUP_COST[problem.inputs.workload.prefer] * problem.floor / frame.block
     best: Split | None = None
     previous = 0
     for groups in range(1, most + 1):

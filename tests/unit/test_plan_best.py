@@ -14,7 +14,7 @@ from hybrid_serve.plan.capacity import floor_bytes, kernel_block, request_bytes
 from hybrid_serve.plan.inputs import PlanInputs, Workload
 from hybrid_serve.plan.kv_plan import KVPlan
 from hybrid_serve.plan.refusals import one_group_drafter
-from hybrid_serve.plan.search import MAX_CACHE_INTERVAL, score
+from hybrid_serve.plan.search import MAX_CACHE_INTERVAL, mean_request_bytes, score
 from hybrid_serve.plan.stock import stock
 from hybrid_serve.plan.verdict import Fits, Impossible, NeedsPatch
 from tests.cases import CASES, case_named, inputs_of, with_settings
@@ -147,3 +147,26 @@ def test_a_layout_that_the_user_set_is_kept() -> None:
     packed = planned(with_settings(inputs, kv_cache_layout="BLNHC"))
     assert uniform is not None and (uniform.pages, uniform.kv_cache_layout) == ("uniform", "LBNHC")
     assert packed is not None and (packed.pages, packed.kv_cache_layout) == ("packed", "BLNHC")
+
+
+@pytest.mark.parametrize("context", [2048, 8192, 32768, 131072])
+@pytest.mark.parametrize(("kv", "draft"), [("bf16", "bf16"), ("fp8", "bf16"), ("fp8", "fp8")])
+def test_for_speed_fewer_groups_are_taken_for_a_few_percent_of_memory(context: int, kv: str, draft: str) -> None:
+    inputs = with_settings(inputs_of(case_named("seed-measured-40g"), V029), kv_dtype=kv, draft_kv_dtype=draft)
+    workload = Workload(contexts=((context, 1.0),))
+    roomy = planned(replace(inputs, workload=workload))
+    fast = planned(replace(inputs, workload=replace(workload, prefer="speed")))
+    assert roomy is not None and fast is not None
+    assert len(fast.groups) <= len(roomy.groups)
+    assert request_bytes(fast, inputs, context) <= 1.05 * request_bytes(roomy, inputs, context)
+    if (context, kv) == (8192, "bf16"):
+        assert (len(roomy.groups), len(fast.groups)) == (9, 5)
+
+
+@given(planning_problems())
+@settings(deadline=None, max_examples=60)
+def test_for_speed_no_plan_holds_fewer_requests_than_stock(inputs: PlanInputs) -> None:
+    inputs = replace(inputs, workload=replace(inputs.workload, prefer="speed"))
+    plan, unaided = planned(inputs), stock(inputs)
+    if plan is not None and isinstance(unaided, Fits):
+        assert mean_request_bytes(plan, inputs) <= mean_request_bytes(unaided.plan, inputs)

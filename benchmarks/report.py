@@ -1,0 +1,155 @@
+"""Writes `docs/benchmarks.md` from `benchmarks/results/`: python -m benchmarks.report"""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "benchmarks/results"
+PAGE = ROOT / "docs/benchmarks.md"
+
+INTRODUCTION = """# Benchmarks
+
+Written by `python -m benchmarks.report` from the raw results in `benchmarks/results/`, each of which has its command,
+versions and date. On one NVIDIA H200 unless said otherwise. *Seed geometry*: the KV geometry of Qwen3.5-35B-A3B and its
+DFlash drafter (30 GDN and 10 full attention layers; 5 sliding and 1 full), K = 8, with 8 experts instead of 256 and
+random weights, written by `python -m benchmarks.seed_geometry DIR`. Steps are therefore shorter than the whole model's,
+and no draft is accepted: what is compared is stock vLLM and a KV plan on the same weights, not vLLM's speed.
+"""
+
+NOT_MEASURED = """## Not measured
+
+- Load in both orders: each of the two engines under load ran once, the plan first. An earlier series had stock first
+  (0.39 of stock's time per output token at one request), but other engines ran on the same GPU for parts of it, and it
+  is not kept.
+- The plan of the default (`prefer: capacity`) under load: it holds 1.5 % more in 9 groups instead of 5.
+- fp8 KV, prefix caching on, contexts other than 8,192 and eager mode under load. (Their capacities, and the
+  correctness of fp8, prefix caching and eager mode on trained weights, are above.)
+- The whole model: weights of 35 billion parameters, and acceptance of its own drafter.
+- Tensor parallelism on two GPUs, and any other GPU than the H200.
+- vLLM 0.26.0 and 0.33.0 on a GPU; 0.20.1 beyond the command above (its two faults on trained weights are measured by
+  doing the same to vLLM 0.29.0 on the CPU engine).
+"""
+
+
+def result(name: str) -> dict[str, Any]:
+    """One raw result."""
+    loaded: dict[str, Any] = json.loads((RESULTS / name).read_text())
+    return loaded
+
+
+def header(title: str, name: str, record: dict[str, Any]) -> Iterator[str]:
+    """A section's title and where its figures are from."""
+    dates = record.get("date", record.get("cases", [{}])[0].get("date"))
+    date = dates[0] if isinstance(dates, list) else dates
+    yield f"## {title}\n"
+    yield f"`benchmarks/results/{name}`, vLLM {record['versions']['vllm']}, {date[:10]}:\n"
+    for command in record.get("commands", [record.get("command")]):
+        yield f"    {command}"
+    yield ""
+
+
+def load() -> Iterator[str]:
+    """Latency and throughput by level, and what a group costs."""
+    record = result("serve-8192-h200.json")
+    yield from header(
+        "Under load: 7,664 tokens in, 512 out, 20 GiB of KV cache, CUDA graphs", "serve-8192-h200.json", record
+    )
+    by_name = {entry["variant"].partition("@")[0]: entry for entry in record["results"]}
+    stock, plan = by_name["stock"], by_name["best"]
+    reports = stock["report"], plan["report"]
+    yield (
+        f"Stock: {reports[0]['kv_tokens']:,} KV tokens, {reports[0]['concurrency']:.2f} requests of 8,192 tokens, "
+        f"{len(reports[0]['groups'])} groups. Plan (`prefer: speed`): {reports[1]['kv_tokens']:,}, "
+        f"{reports[1]['concurrency']:.2f}, {len(reports[1]['groups'])} groups. Predicted = actual for both. Greedy ids "
+        "of the two were compared in `gpu-tests-h200.json` only.\n"
+    )
+    yield (
+        "| requests at once | output tokens/s: stock, plan | ratio | time per output token, p50, ms | ratio | "
+        "TTFT p50, ms |"
+    )
+    yield "|---|---|---|---|---|---|"
+    for theirs, ours in zip(stock["levels"], plan["levels"], strict=True):
+        a, b = theirs["load"], ours["load"]
+        yield (
+            f"| {theirs['level'].partition(':')[0]} | {compared(a, b, 'output_throughput', '.0f')} | "
+            f"{compared(a, b, 'median_tpot_ms', '.2f')} | {a['median_ttft_ms']:.0f}, {b['median_ttft_ms']:.0f} |"
+        )
+    yield f"\n{record['note']} At the last level the plan runs more requests at once, each a little slower.\n"
+    more = len(reports[0]["groups"]) - len(reports[1]["groups"])
+    costs = [
+        (theirs["load"]["median_tpot_ms"] - ours["load"]["median_tpot_ms"]) / more
+        for theirs, ours in zip(stock["levels"][:2], plan["levels"][:2], strict=True)
+    ]
+    yield (
+        f"So a group costs {costs[0]:.2f} ms of a step with one request and {costs[1]:.2f} ms of one with eight: the "
+        "difference of the times per output token over that of the groups. `GROUP_COST` in "
+        "`hybrid_serve/plan/search.py` says what the planner makes of it.\n"
+    )
+
+
+def compared(stock: dict[str, Any], plan: dict[str, Any], name: str, form: str) -> str:
+    """Two cells: both figures, and the plan's over stock's."""
+    return f"{stock[name]:{form}}, {plan[name]:{form}} | {plan[name] / stock[name]:.2f}"
+
+
+def capacity() -> Iterator[str]:
+    """Concurrency by context and dtype."""
+    record = result("capacity-h200.json")
+    yield from header("Capacity: fp8 target, bf16 drafter, 10 GiB of KV cache", "capacity-h200.json", record)
+    yield from record["table"]
+    earlier = result("seed-geometry-h200.json")
+    yield f"\nbf16, 20 GiB, 131,072 tokens (`seed-geometry-h200.json`, {earlier['date'][:10]}, then 7 groups):\n"
+    yield from earlier["table"][:3]
+    yield ""
+
+
+def seed_command() -> Iterator[str]:
+    """vLLM 0.20.1."""
+    record = result("seed-command-h200.json")
+    yield from header("The command of the original report", "seed-command-h200.json", record)
+    yield from record["table"]
+    logged = next(entry["kv_cache"] for entry in record["results"] if entry["serves"])
+    yield f"\nWhat the served one logged: {logged['plan']}. {logged['hidden_states']}. {logged['sliding']}.\n"
+
+
+def packed() -> Iterator[str]:
+    """What vLLM does with blocks, on trained weights."""
+    record = result("gpu-tests-h200.json")
+    name = "gpu-tests-h200.json"
+    yield from header("Packed blocks on trained weights: the demo target, stock and planned", name, record)
+    yield f"{record['outcome']}. Sliding drafter: two layers with a window of 256, prompts of 900 to 1,300 tokens.\n"
+    yield (
+        "| case | KV tokens: stock, plan | mean acceptance length | largest difference at a position | answers equal | "
+        "preemptions | prefix hits |"
+    )
+    yield "|---|---|---|---|---|---|---|"
+    for case in record["cases"]:
+        stock, plan = case["results"]
+        pairs = zip(stock["acceptance_per_position"], plan["acceptance_per_position"], strict=True)
+        yield (
+            f"| {case['case']} | {stock['report']['kv_tokens']:,}, {plan['report']['kv_tokens']:,} | "
+            f"{stock['mean_acceptance_length']}, {plan['mean_acceptance_length']} | "
+            f"{max(abs(a - b) for a, b in pairs):.3f} | {plan['outputs_as_first']} | "
+            f"{stock['preemptions']}, {plan['preemptions']} | {stock['prefix_hits']:,}, {plan['prefix_hits']:,} |"
+        )
+    yield "\nWhy stock finds so few prefixes here was not looked into.\n"
+
+
+def faults() -> Iterator[str]:
+    """What vLLM 0.20.1's two faults cost in acceptance."""
+    record = result("faults-cpu.json")
+    yield from header("What 0.20.1's two faults cost in acceptance, on the CPU engine", "faults-cpu.json", record)
+    yield from record["table"]
+    yield ""
+
+
+def page() -> str:
+    """The whole page."""
+    sections = [load(), capacity(), seed_command(), packed(), faults()]
+    return "\n".join([INTRODUCTION, *(line for section in sections for line in section), NOT_MEASURED])
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page())
