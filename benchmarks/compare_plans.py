@@ -18,6 +18,7 @@ from typing import Any
 
 from benchmarks.engine_variants import VARIANTS, add_engine_options, variant_of
 from benchmarks.in_turn import ANSWER, Results, in_turn, kept
+from benchmarks.served import served
 from hybrid_serve.demo.corpus import held_out_prompts
 from hybrid_serve.engine.base import EngineStartError, EngineStats
 from hybrid_serve.engine.vllm_engine import VLLMEngine
@@ -80,8 +81,11 @@ async def measure(engine: VLLMEngine, options: argparse.Namespace, vocabulary: i
 
     requests: list[tuple[str, dict[str, Any]]] = list(bodies(options, vocabulary)) * options.repeat
     limit = asyncio.Semaphore(options.concurrency)
-    transport = httpx.ASGITransport(app=engine.app)
-    async with httpx.AsyncClient(transport=transport, base_url="http://engine", timeout=options.timeout) as client:
+    limits = httpx.Limits(max_connections=None)
+    async with (
+        served(engine) as url,
+        httpx.AsyncClient(base_url=url, timeout=options.timeout, limits=limits) as client,
+    ):
 
         async def answer(path: str, body: dict[str, Any]) -> list[int]:
             async with limit:
@@ -103,6 +107,9 @@ async def measure(engine: VLLMEngine, options: argparse.Namespace, vocabulary: i
         if not all(await asyncio.gather(*given_up)):
             raise RuntimeError("a request ended before it was given up: give longer answers")
         after = await settled(engine)
+    unfinished = after.generation_tokens - before.generation_tokens - sum(map(len, outputs))
+    if unfinished >= max(1, options.aborts) * LONG_ANSWER:
+        raise RuntimeError(f"{options.aborts} requests were given up, and the engine went on: {unfinished} tokens")
     drafts = after.drafts - before.drafts
     accepted = after.accepted_tokens - before.accepted_tokens
     positions = zip(after.accepted_per_position, before.accepted_per_position, strict=True)
@@ -111,6 +118,7 @@ async def measure(engine: VLLMEngine, options: argparse.Namespace, vocabulary: i
         "output_tokens_per_second": round(sum(map(len, outputs)) / seconds, 1),
         "mean_acceptance_length": round(1 + accepted / drafts, 3) if drafts else None,
         "acceptance_per_position": [round((now - then) / drafts, 3) for now, then in positions] if drafts else [],
+        "tokens_of_given_up": unfinished if options.aborts else None,
         "preemptions": after.preemptions - before.preemptions,
         "prefix_hits": after.prefix_hits - before.prefix_hits,
         "stats": asdict(after),

@@ -51,6 +51,8 @@ def variant_of(name: str, options: argparse.Namespace) -> Variant:
 
     policy, _, drafting = name.partition("-")
     policy, _, cost = policy.partition("@")
+    if cost and policy != "best":
+        raise SystemExit(f"{name}: only best@COST has a cost")
     if cost:
         search.GROUP_COST["capacity"] = float(cost)  # this process plans this variant only
     if policy not in ("stock", "best", "fast", "uniform") or drafting not in ("", "without-drafter"):

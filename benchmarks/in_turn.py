@@ -36,7 +36,7 @@ def in_turn(module: str, options: argparse.Namespace, arguments: list[str]) -> I
 
 
 def in_own_process(module: str, variant: str, options: argparse.Namespace, arguments: list[str]) -> dict[str, Any]:
-    """The variant's result, or its error; the log goes to `options.logs`. No process is left, also after a timeout."""
+    """The variant's result, or its error; the log goes to `options.logs`. No process is left, however this ends."""
     command = [sys.executable, "-m", module, *arguments, "--variant", variant]
     environment = os.environ | {"VLLM_LOGGING_LEVEL": "INFO"}
     process = subprocess.Popen(
@@ -49,6 +49,9 @@ def in_own_process(module: str, variant: str, options: argparse.Namespace, argum
         os.killpg(process.pid, signal.SIGKILL)
         log, _ = process.communicate()
         log += f"\n{ANSWER}" + json.dumps({"error": f"no answer within {options.timeout:g} s"})
+    except BaseException:
+        os.killpg(process.pid, signal.SIGKILL)
+        raise
     if options.logs:
         options.logs.mkdir(parents=True, exist_ok=True)
         (options.logs / f"{variant}-{int(time.time())}.log").write_text(log)
@@ -90,8 +93,12 @@ def kept(module: str, output: Path, arguments: list[str], results: Results, tabl
 
 def _without_places(arguments: list[str]) -> list[str]:
     """The arguments without where output goes, which is no part of what was measured."""
-    places = {index for index, name in enumerate(arguments) if name in ("--output", "--logs")}
-    return [part for index, part in enumerate(arguments) if index not in places and index - 1 not in places]
+    names = ("--output", "--logs")
+    places = {index for index, part in enumerate(arguments) if part in names}
+    dropped = places | {index + 1 for index in places}
+    return [
+        part for index, part in enumerate(arguments) if index not in dropped and part.partition("=")[0] not in names
+    ]
 
 
 def _version(name: str) -> str | None:

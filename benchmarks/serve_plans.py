@@ -14,7 +14,6 @@ import json
 import os
 import random
 import shlex
-import socket
 import sys
 import time
 from asyncio.subprocess import PIPE, Process
@@ -23,10 +22,10 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import uvicorn
 
 from benchmarks.engine_variants import VARIANTS, add_engine_options, variant_of
 from benchmarks.in_turn import ANSWER, Results, in_turn, kept
+from benchmarks.served import served
 from benchmarks.vllm_load import ANSWER as LOAD_ANSWER
 from hybrid_serve.engine.base import EngineStartError, EngineStats
 from hybrid_serve.engine.vllm_engine import VLLMEngine
@@ -87,24 +86,6 @@ async def run_variant(options: argparse.Namespace) -> dict[str, Any]:
     finally:
         await engine.stop()
     return found
-
-
-@asynccontextmanager
-async def served(engine: VLLMEngine) -> Any:
-    """The engine's app on a loopback port of its own; yields its URL."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port = listener.getsockname()[1]
-    settings = uvicorn.Config(engine.app, host="127.0.0.1", port=port, log_level="error", lifespan="off")
-    server = uvicorn.Server(settings)
-    serving = asyncio.ensure_future(server.serve())
-    while not server.started:
-        await asyncio.sleep(0.05)
-    try:
-        yield f"http://127.0.0.1:{port}"
-    finally:
-        server.should_exit = True
-        await serving
 
 
 @asynccontextmanager

@@ -80,7 +80,7 @@ class WorkloadConfig(Section):
 
     contexts: tuple[Context, ...] = replan((), "Request lengths with weights. Default: one of max_model_len tokens.")
     prefer: Prefer = replan(
-        "capacity", "`capacity` gives up next to no KV memory for fewer groups, `speed` up to a few percent."
+        "capacity", "`capacity` gives up next to no KV memory for fewer groups, `speed` at most 5 %."
     )
 
 

@@ -82,7 +82,7 @@ def add_workload(command: argparse.ArgumentParser) -> None:
         "--prefer",
         choices=get_args(Prefer),
         default="capacity",
-        help="capacity gives up next to no KV memory for fewer groups, speed a few percent (default %(default)s)",
+        help="capacity gives up next to no KV memory for fewer groups, speed at most 5 %% (default %(default)s)",
     )
     workload = command.add_mutually_exclusive_group()
     workload.add_argument(

@@ -1,11 +1,12 @@
 """`best()`: the plan that needs fewest bytes for the stated workload, weighed against its group count."""
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 from hybrid_serve.facts.layers import PER_TOKEN_HEAD
 from hybrid_serve.plan.buckets import drafter_kv_dtype, resolve_dtype
 from hybrid_serve.plan.build import fits, largest_context
-from hybrid_serve.plan.capacity import kernel_block
+from hybrid_serve.plan.capacity import kernel_block, request_bytes
 from hybrid_serve.plan.inputs import PlanInputs
 from hybrid_serve.plan.kv_plan import KVPlan
 from hybrid_serve.plan.refusals import refusal, too_little_memory
@@ -14,6 +15,8 @@ from hybrid_serve.plan.stock import stock
 from hybrid_serve.plan.verdict import Fits, Impossible, NeedsPatch, Verdict
 
 PACKED_LAYOUT = "BLNHC"
+GIVEN_UP_FOR_SPEED = 0.05
+"""What `prefer: speed` may take of memory beyond the roomiest plan, for a mean and for a longest request: a share."""
 ASK_FOR_A_PLAN = """--additional-config '{"hybrid_serve": {"plan": "auto"}}'"""
 
 
@@ -21,15 +24,23 @@ def best(inputs: PlanInputs) -> Verdict:
     """The best plan of the families that the device and the layout allow; stock's own where nothing beats it.
 
     Uniform pages everywhere; packed blocks on CUDA with FlashAttention and `VLLM_KV_CACHE_LAYOUT=BLNHC`
-    (the CPU backend has no block-outermost layout). Never worse than stock by `score`, and however much fewer groups
-    are worth, a plan for `speed` holds no fewer requests than stock's.
+    (the CPU backend has no block-outermost layout). Never worse than stock by `score`. With `prefer: speed` fewer
+    groups count for more, but a plan that holds less than GIVEN_UP_FOR_SPEED allows, or than stock's, is not taken.
     """
     if (refused := refusal(inputs)) is not None:
         return refused
+    for_capacity = replace(inputs, workload=replace(inputs.workload, prefer="capacity"))
+    roomiest = _best(for_capacity)
+    if inputs.workload.prefer == "capacity" or isinstance(roomiest, Impossible):
+        return roomiest
+    return _faster(inputs, roomiest, _families(inputs) + _families(for_capacity))
+
+
+def _best(inputs: PlanInputs) -> Verdict:
     unaided = stock(inputs)
-    found = [plan for plan in _candidates(inputs) if fits(plan, inputs, inputs.settings.max_model_len)]
+    found = [plan for plan in _families(inputs) if fits(plan, inputs, inputs.settings.max_model_len)]
     if isinstance(unaided, Fits):
-        better = [plan for plan in found if _better(plan, unaided.plan, inputs)]
+        better = [plan for plan in found if score(plan, inputs) < score(unaided.plan, inputs)]
         if not better:
             return unaided
         found = better
@@ -37,6 +48,29 @@ def best(inputs: PlanInputs) -> Verdict:
         return _impossible(inputs, unaided)
     chosen = min(found, key=lambda plan: score(plan, inputs))
     return NeedsPatch(plan=chosen, reason=_reason(chosen, unaided), remedy=_remedy(chosen, inputs))
+
+
+def _faster(inputs: PlanInputs, roomiest: Fits | NeedsPatch, plans: Iterable[KVPlan]) -> Verdict:
+    """The fastest of `plans` that holds nearly what the roomiest does; the roomiest if none is faster."""
+    unaided = stock(inputs)
+
+    def holds_enough(plan: KVPlan) -> bool:
+        mean, longest = mean_request_bytes(plan, inputs), _longest_request_bytes(plan, inputs)
+        return (
+            mean <= (1 + GIVEN_UP_FOR_SPEED) * mean_request_bytes(roomiest.plan, inputs)
+            and longest <= (1 + GIVEN_UP_FOR_SPEED) * _longest_request_bytes(roomiest.plan, inputs)
+            and (not isinstance(unaided, Fits) or mean <= mean_request_bytes(unaided.plan, inputs))
+            and fits(plan, inputs, inputs.settings.max_model_len)
+        )
+
+    chosen = min([roomiest.plan, *filter(holds_enough, plans)], key=lambda plan: score(plan, inputs))
+    if chosen == roomiest.plan:
+        return roomiest
+    return NeedsPatch(plan=chosen, reason=_reason(chosen, unaided), remedy=_remedy(chosen, inputs))
+
+
+def _longest_request_bytes(plan: KVPlan, inputs: PlanInputs) -> int:
+    return request_bytes(plan, inputs, inputs.settings.max_model_len)
 
 
 def _families(inputs: PlanInputs) -> list[KVPlan]:
@@ -56,22 +90,6 @@ def _families(inputs: PlanInputs) -> list[KVPlan]:
     return [plan for plan in (uniform, packed) if plan is not None]
 
 
-def _candidates(inputs: PlanInputs) -> list[KVPlan]:
-    """The families' best plans; for `speed` also those for `capacity`, for where fewer groups would hold too little."""
-    plans = _families(inputs)
-    if inputs.workload.prefer == "speed":
-        plans += _families(replace(inputs, workload=replace(inputs.workload, prefer="capacity")))
-    return plans
-
-
-def _better(plan: KVPlan, unaided: KVPlan, inputs: PlanInputs) -> bool:
-    if score(plan, inputs) >= score(unaided, inputs):
-        return False
-    return inputs.workload.prefer == "capacity" or mean_request_bytes(plan, inputs) <= mean_request_bytes(
-        unaided, inputs
-    )
-
-
 def _mixes_backends(inputs: PlanInputs) -> bool:
     """FlashAttention for one side and Triton, which has the per-token-head dtypes, for the other."""
     target = resolve_dtype(inputs.settings.kv_dtype, inputs.target_dtype) in PER_TOKEN_HEAD
@@ -80,7 +98,7 @@ def _mixes_backends(inputs: PlanInputs) -> bool:
 
 def _impossible(inputs: PlanInputs, unaided: Verdict) -> Impossible:
     """Memory is too small: the largest context over the plans of all families."""
-    options = _candidates(inputs)
+    options = _families(inputs)
     if not options:
         return unaided if isinstance(unaided, Impossible) else too_little_memory(unaided.plan, inputs, 0)
     roomiest = max(options, key=lambda plan: largest_context(plan, inputs))

@@ -1,4 +1,4 @@
-"""Packed blocks on a GPU: whatever vLLM does with blocks, the plan answers as stock vLLM does, and drafts as well.
+"""Plans on a GPU, nearly all packed: whatever vLLM does with blocks, a plan answers and drafts as stock vLLM does.
 
 Each case runs the demo target on stock vLLM and on a plan, in turn, with trained weights. The drafter is the demo's, or
 one with two sliding layers (window 256) and prompts of 900 to 1,300 tokens, so that blocks fall out of the window.
@@ -19,7 +19,8 @@ from hybrid_serve.facts.probe import measure_device
 
 ROOT = Path(__file__).parents[2]
 SLIDING_DRAFTER = ROOT / "tests/data/sliding_drafter"
-KERNELS = {"attention_backend": "FLASH_ATTN", "gdn_prefill_backend": "triton", "moe_backend": "triton"}
+SHARED = {"gpu_memory_utilization": 0.1}  # what an engine wants free when it starts; several tests may run at once
+KERNELS = {"attention_backend": "FLASH_ATTN", "gdn_prefill_backend": "triton", "moe_backend": "triton", **SHARED}
 EAGER = json.dumps({"enforce_eager": True, **KERNELS})
 GRAPHS = json.dumps(KERNELS)
 
@@ -110,12 +111,18 @@ def test_the_plan_answers_as_stock_does(case: Callable[[], Variants]) -> None:
         assert ours == pytest.approx(theirs, abs=0.03)
 
 
-def test_blocks_are_packed() -> None:
-    assert plain()[1]["plan"]["pages"] == "packed"
+@pytest.mark.parametrize("case", [case for case in CASES if case is not with_fp8_target])
+def test_blocks_are_packed(case: Callable[[], Variants]) -> None:
+    """All but one: for an fp8 target the demo's geometry has a better plan with uniform pages."""
+    assert case()[1]["plan"]["pages"] == "packed"
 
 
 def test_requests_were_preempted_under_both() -> None:
     assert all(result["preemptions"] > 0 for result in preempted())
+
+
+def test_what_was_given_up_was_not_answered_to_its_end() -> None:
+    assert all(0 < result["tokens_of_given_up"] < 6 * 600 for result in with_aborts())
 
 
 def test_prefixes_were_found_under_both() -> None:
