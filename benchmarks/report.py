@@ -26,7 +26,7 @@ NOT_MEASURED = """## Not measured
 - fp8 KV, prefix caching on, contexts other than 8,192 and eager mode under load. (Their capacities, and the
   correctness of fp8, prefix caching and eager mode on trained weights, are above.)
 - The whole model: weights of 35 billion parameters, and acceptance of its own drafter.
-- Requests that are given up in mid-answer, on a GPU (they were on the CPU engine, `tests/contract`).
+- Requests that are given up in mid-answer, on a GPU (on the CPU engine: `compare_plans --aborts`, see `aborts-cpu.json`).
 - Tensor parallelism on two GPUs, and any other GPU than the H200.
 - vLLM 0.26.0 and 0.33.0 on a GPU; 0.20.1 beyond the command above (its two faults on trained weights are measured by
   doing the same to vLLM 0.29.0 on the CPU engine).
@@ -62,8 +62,8 @@ def load() -> Iterator[str]:
     yield (
         f"Stock: {reports[0]['kv_tokens']:,} KV tokens, {reports[0]['concurrency']:.2f} requests of 8,192 tokens, "
         f"{len(reports[0]['groups'])} groups. Plan: {reports[1]['kv_tokens']:,}, {reports[1]['concurrency']:.2f}, "
-        f"{len(reports[1]['groups'])} groups; it is the one that `prefer: speed` gives (`fast` in the benchmark). Predicted "
-        "= actual for both. Greedy ids were compared on trained weights only, see below.\n"
+        f"{len(reports[1]['groups'])} groups; it is the one that `prefer: speed` gives (`fast` in the benchmark). "
+        "Predicted = actual for both. Greedy ids were compared on trained weights only, see below.\n"
     )
     yield (
         "| requests, at most at once | output tokens/s: stock, plan | ratio | time per output token, p50, ms | ratio | "
@@ -78,8 +78,8 @@ def load() -> Iterator[str]:
             f"{compared(a, b, 'median_tpot_ms', '.2f')} | {a['median_ttft_ms']:.0f}, {b['median_ttft_ms']:.0f} |"
         )
     yield (
-        f"\n{record['note']} At the last level the plan runs more requests at once, so each takes longer for a token and "
-        "waits less for its first.\n"
+        f"\n{record['note']} At the last level the plan runs more requests at once, so each takes longer for a token "
+        "and waits less for its first.\n"
     )
     more = len(reports[0]["groups"]) - len(reports[1]["groups"])
     costs = [
@@ -124,17 +124,19 @@ def packed() -> Iterator[str]:
     record = result("gpu-tests-h200.json")
     name = "gpu-tests-h200.json"
     yield from header("Plans on trained weights: the demo target, stock and planned", name, record)
-    yield f"{record['outcome']}. {record['note']} Sliding drafter: two layers with a window of 256, prompts of 900 to 1,300 tokens.\n"
+    yield f"{record['outcome']}. {record['note']}\n"
+    yield "Sliding drafter: two layers with a window of 256, prompts of 900 to 1,300 tokens.\n"
     yield (
-        "| case | plan's pages | KV tokens: stock, plan | mean acceptance length | largest difference at a position | answers equal | "
-        "preemptions | prefix hits |"
+        "| case | plan's pages | KV tokens: stock, plan | mean acceptance length | "
+        "largest difference at a position | answers equal | preemptions | prefix hits |"
     )
     yield "|---|---|---|---|---|---|---|---|"
     for case in record["cases"]:
         stock, plan = case["results"]
         pairs = zip(stock["acceptance_per_position"], plan["acceptance_per_position"], strict=True)
         yield (
-            f"| {case['case']} | {plan['plan']['pages']} | {stock['report']['kv_tokens']:,}, {plan['report']['kv_tokens']:,} | "
+            f"| {case['case']} | {plan['plan']['pages']} | "
+            f"{stock['report']['kv_tokens']:,}, {plan['report']['kv_tokens']:,} | "
             f"{stock['mean_acceptance_length']}, {plan['mean_acceptance_length']} | "
             f"{max(abs(a - b) for a, b in pairs):.3f} | {plan['outputs_as_first']} | "
             f"{stock['preemptions']}, {plan['preemptions']} | {stock['prefix_hits']:,}, {plan['prefix_hits']:,} |"
@@ -149,8 +151,9 @@ def faults() -> Iterator[str]:
     yield from record["table"]
     case = next(c for c in result("gpu-tests-h200.json")["cases"] if "window" in c["case"])
     yield (
-        f"\nAs it was trained the sliding drafter runs on CUDA only: {case['results'][0]['mean_acceptance_length']} on an "
-        "H200 for the same prompts (stock, see above), other kernels than here.\n"
+        "\nAs it was trained the sliding drafter runs on CUDA only: "
+        f"{case['results'][0]['mean_acceptance_length']} on an H200 for the same prompts (stock, see above), other "
+        "kernels than here.\n"
     )
 
 

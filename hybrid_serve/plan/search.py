@@ -30,8 +30,9 @@ GROUP_COST: dict[Prefer, float] = {"capacity": 0.001, "speed": 0.01}
 """Cost of one more group, as a share of a step's time, and so of the bytes that a request may take instead.
 
 `speed` is from a measurement: on one H200, stock's 46 groups and a plan's 5 differ by 0.14 ms of time per output token
-a group with one request and by 0.40 ms with eight, of 6 and 14 ms (`docs/benchmarks.md`). That is 2 to 3 % of the steps of
-a model with 8 experts; with all 256 they are longer, so less is taken. `capacity` is a choice: groups decide between plans that hold nearly as much.
+a group with one request and by 0.40 ms with eight, of 6 and 14 ms (`docs/benchmarks.md`). That is 2 to 3 % of the steps
+of a model with 8 experts; with all 256 they are longer, so less is taken. `capacity` is a choice: groups decide between
+plans that hold nearly as much.
 """
 
 FEW_GROUPS = 10
