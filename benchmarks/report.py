@@ -26,7 +26,7 @@ NOT_MEASURED = """## Not measured
 - fp8 KV, prefix caching on, contexts other than 8,192 and eager mode under load. (Their capacities, and the
   correctness of fp8, prefix caching and eager mode on trained weights, are above.)
 - The whole model: weights of 35 billion parameters, and acceptance of its own drafter.
-- Requests that are given up in mid-answer, on a GPU (on the CPU engine: `compare_plans --aborts`, see `aborts-cpu.json`).
+- Requests that are given up in mid-answer, on a GPU (on the CPU engine: `compare_plans --aborts`, `aborts-cpu.json`).
 - Tensor parallelism on two GPUs, and any other GPU than the H200.
 - vLLM 0.26.0 and 0.33.0 on a GPU; 0.20.1 beyond the command above (its two faults on trained weights are measured by
   doing the same to vLLM 0.29.0 on the CPU engine).

@@ -12,7 +12,7 @@ from deployments.builder import build
 from deployments.loading import load_config
 from deployments.overrides import from_command_line
 
-PATIENCE_S = 150.0
+PATIENCE_S = 400.0
 """After which the user deploys the old configuration again, if the new one does not run."""
 
 
