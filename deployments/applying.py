@@ -28,6 +28,7 @@ from ray.serve._private.build_app import build_app
 from ray.serve._private.common import DeploymentStatus, DeploymentStatusInfo, DeploymentStatusTrigger
 from ray.serve.context import _get_global_client
 from ray.serve.deployment import Deployment
+from ray.serve.schema import ApplicationStatus
 
 from deployments.binding import Binding, bindings_of, generation_in, remember
 from deployments.builder import application_of
@@ -54,6 +55,8 @@ def apply(offer: GenerationOffer, restart: Mapping[str, str], *, timeout_s: floa
     way: those stay as they are, and nothing but what `restart` names comes or goes. So a planner replaces a pool at a
     time by naming one more in each call.
 
+    An app that Ray Serve is deleting, or has no more, is not brought back.
+
     Blocks; run it in a task: `ray.remote(num_cpus=0)(apply).remote(offer, {})`.
 
     Args:
@@ -62,7 +65,7 @@ def apply(offer: GenerationOffer, restart: Mapping[str, str], *, timeout_s: floa
         timeout_s: for new and restarted deployments, all together.
 
     Raises:
-        ApplyError: there is no such app; Ray Serve refused; a deployment failed, or was not healthy in time.
+        ApplyError: there is no such app (any more); Ray Serve refused; a deployment failed, or was not healthy in time.
     """
     client = _get_global_client()
     bound = bindings_of(offer.app)
@@ -70,14 +73,15 @@ def apply(offer: GenerationOffer, restart: Mapping[str, str], *, timeout_s: floa
         raise ApplyError(f"there is no app {offer.app!r} with an ingress of ours: deploy it first")
     origin = str(bound[INGRESS].options.get("origin", ""))
     whole = _step_to(offer, bound, restart)
-    if origin and whole is offer:
-        remember(offer, origin)
     built = build_app(
         application_of(whole, by_rollout=True, origin=origin),
         name=offer.app,
         route_prefix=_route_of(bound[INGRESS]),
     )
     deployments = [_as_bound(one, bound.get(one.name), bound, whole, restart) for one in built.deployments]
+    _refuse_what_is_deleted(offer.app)
+    if origin and whole is offer:
+        remember(offer, origin)
     client.deploy_applications(
         [replace(built, deployments=deployments)],
         wait_for_ingress_deployment_creation=False,
@@ -87,6 +91,13 @@ def apply(offer: GenerationOffer, restart: Mapping[str, str], *, timeout_s: floa
     _wait_until_taken(offer.app, deployments)
     awaited = {one.name for one in deployments if one.name not in bound or one.name in restart}
     _wait_until_healthy(offer.app, awaited, started + timeout_s)
+
+
+def _refuse_what_is_deleted(app: str) -> None:
+    """Deploying an app that is being deleted would end that."""
+    status = _get_global_client().get_serve_status(app).app_status.status
+    if status in (ApplicationStatus.DELETING, ApplicationStatus.NOT_STARTED):
+        raise ApplyError(f"app {app!r} was deleted ({status.value}): deploy it first")
 
 
 def _step_to(offer: GenerationOffer, bound: Mapping[str, Binding], restart: Collection[str]) -> GenerationOffer:

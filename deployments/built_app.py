@@ -22,8 +22,11 @@ def app_being_built() -> str | None:
     frame = sys._getframe(1)
     while frame is not None:
         if frame.f_code.co_name == FUNCTION and frame.f_globals.get("__name__") == MODULE:
-            return str(frame.f_locals[ARGUMENT])
+            if (name := frame.f_locals.get(ARGUMENT)) is None:
+                break
+            return str(name)
         frame = frame.f_back  # type: ignore[assignment]
-    if ray.is_initialized() and ray._private.worker.global_worker.mode == ray.WORKER_MODE:
+    in_a_task = ray.is_initialized() and ray._private.worker.global_worker.mode == ray.WORKER_MODE
+    if frame is not None or in_a_task:
         logger.error("this Ray Serve (%s) does not tell which app it builds", ray.__version__)
     return None

@@ -27,6 +27,14 @@ class Section(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
+    def __setstate__(self, state: dict[Any, Any]) -> None:
+        """What an older release has pickled lacks the fields that are new since: they have their defaults, unset."""
+        super().__setstate__(state)
+        kept = self.__dict__
+        for name, field in type(self).model_fields.items():
+            if name not in kept and not field.is_required():
+                kept[name] = field.get_default(call_default_factory=True, validated_data=kept)
+
 
 def live(default: Any, description: str, **constraints: Any) -> Any:
     """A field whose new value is taken in place."""

@@ -14,7 +14,7 @@ logger = logging.getLogger("ray.serve")
 
 AGAIN_S = 10.0
 BUSY_S = 60.0
-"""Seconds until it is asked for again while another rollout is on its way."""
+"""Seconds until it is asked for again while another rollout is on its way, or the app is not known to be deployed."""
 
 
 async def ask_in_a_task(app: str, desired: dict[str, Any]) -> dict[str, Any]:

@@ -19,7 +19,8 @@ LOOK_PERIOD_S = 30.0
 class Registration:
     """Tells of the generation that an ingress was made with, and of any other that Ray Serve is then deployed with.
 
-    What the planner had deployed itself it is not told. No request waits for any of this.
+    What the planner had deployed itself, or was told before, it is told as known: that counts only if it takes the app
+    for one that is not deployed. No request waits for any of this.
     """
 
     def __init__(
@@ -27,7 +28,7 @@ class Registration:
         app: str,
         bound: BoundGeneration,
         *,
-        tell: Callable[[GenerationOffer], Awaitable[bool]] = tell_deployed,
+        tell: Callable[[GenerationOffer, bool], Awaitable[bool]] = tell_deployed,
         look: Callable[[str], BoundGeneration | None] = bound_generation,
         history: Callable[[GenerationOffer], None] = forget,
         again_s: float = AGAIN_S,
@@ -63,10 +64,10 @@ class Registration:
         """True if the planner knows what is deployed."""
         offer = replace(self._bound.offer, app=self._app)
         which = (offer.digest, offer.built_at)
-        if self._bound.by_rollout or self._told == which:
-            return True
-        if not await self._tell(offer):
+        known = self._bound.by_rollout or self._told == which
+        if not await self._tell(offer, known):
             return False
-        self._told = which
-        await asyncio.to_thread(self._history, offer)
+        if not known:
+            self._told = which
+            await asyncio.to_thread(self._history, offer)
         return True

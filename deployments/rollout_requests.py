@@ -33,7 +33,8 @@ def request(config: AppConfig, app: str, options: RolloutOptions, actor: str, re
     Blocks: it reads checkpoints and asks the planner. Needs a process that is connected to Ray.
 
     Returns:
-        The planner's answer to `begin`: `started`, `unchanged`, `attached` or `refused`. Refused before it is asked:
+        The planner's answer to `begin`: `started`, `unchanged`, `attached` or `refused` (with `deployed`, False, if it
+        takes the app for one that is not). Refused before it is asked:
         what can't be planned (with `problems`, a list), and what `serve deploy` wants but was rolled back before.
 
     Raises:
@@ -76,7 +77,8 @@ def request_desired(app: str, desired: Mapping[str, Any]) -> dict[str, Any]:
     """`request` of what a deployed file wants: `{"config": <sections>, "reason": text}`.
 
     It is asked for once: a configuration that was taken, and that somebody has rolled back or replaced since, is not
-    asked for again until the file wants something else. Additional answer: `busy`, another rollout is on its way.
+    asked for again until the file wants something else. Additional answer: `busy`, another rollout is on its way, or
+    the planner was not told yet that the app, whose ingress asks, is deployed.
     """
     values = dict(desired["config"])
     wanted = hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
@@ -87,6 +89,8 @@ def request_desired(app: str, desired: Mapping[str, Any]) -> dict[str, Any]:
     except ValidationError as error:
         return {"refused": "; ".join(sentences(error, values))}
     answer = request(config, app, config.rollout.options(), SERVE_DEPLOY, str(desired.get("reason") or ""))
+    if "refused" in answer and not answer.get("deployed", True):
+        return {"busy": answer["refused"]}
     if "refused" in answer and "problems" not in answer and _rollout_of(planner_handle(), app):
         return {"busy": answer["refused"]}
     if "refused" not in answer:
@@ -99,6 +103,8 @@ def _rolled_back(planner: ActorHandle[Any], offer: GenerationOffer) -> str:
     state = _ask(planner, "rollouts", offer.app).get(offer.app) or {}
     numbers = {one["number"] for one in state.get("generations", ()) if one.get("digest") == offer.digest}
     last = state.get("last") or {}
+    if not state.get("deployed", True):
+        return ""
     if state.get("rollout") or last.get("phase") != "rolled back" or last.get("to") not in numbers:
         return ""
     return (

@@ -153,6 +153,9 @@ class Serve:
     def settle(self, app: str, key: str) -> None:
         self.results.pop(key, None)
 
+    def cancel(self, app: str) -> None:
+        self.work, self.results = None, {}
+
     def planner_died(self) -> None:
         self.work, self.results = None, {}
 

@@ -45,10 +45,10 @@ async def negotiate(offer: ReplicaOffer, timeout_s: float = DEFAULT_TIMEOUT_S) -
     return answer_to(offer, agreement_with(offer), "local", reason)
 
 
-async def tell_deployed(offer: GenerationOffer) -> bool:
-    """Tell the planner what Ray Serve was asked to deploy. False if it could not be told; never raises because of
-    it."""
-    return await _tell("deployed", offer, timeout_s=DEFAULT_TIMEOUT_S)
+async def tell_deployed(offer: GenerationOffer, known: bool) -> bool:
+    """Tell the planner what Ray Serve was asked to deploy, or (`known`) that it is still so. False if it could not be
+    told; never raises because of it."""
+    return await _tell("deployed", offer, known, timeout_s=DEFAULT_TIMEOUT_S)
 
 
 class PlannerUnreachable(RuntimeError):

@@ -20,7 +20,7 @@ from hybrid_serve.plan.kv_plan import EngineReport
 from hybrid_serve.rollout.applier import Apply, BackgroundApplier, apply_in_a_task
 from hybrid_serve.rollout.host import Rollouts
 from hybrid_serve.rollout.ledger import LedgerError
-from hybrid_serve.rollout.presence import IsDeployed, is_deployed
+from hybrid_serve.rollout.presence import BoundTo, IsDeployed, bound_to, is_deployed
 from hybrid_serve.rollout.wire import GenerationOffer, Order, ReplicaRun, RolloutOptions
 
 logger = logging.getLogger(__name__)
@@ -48,11 +48,16 @@ class Planner:
     """
 
     def __init__(
-        self, store: Store | None = None, apply: Apply = apply_in_a_task, is_deployed: IsDeployed = is_deployed
+        self,
+        store: Store | None = None,
+        apply: Apply = apply_in_a_task,
+        is_deployed: IsDeployed = is_deployed,
+        bound_to: BoundTo = bound_to,
     ) -> None:
         store = store or MemoryStore()
         self._rollouts = Rollouts(store, _clock(), BackgroundApplier(apply))
         self._is_deployed = is_deployed
+        self._bound_to = bound_to
         self._ticking: asyncio.Task[None] | None = None
         self._looking: asyncio.Task[None] | None = None
         self._kept = Kept(store)
@@ -93,13 +98,19 @@ class Planner:
         self._book.forget(replica_id)
         self._rollouts.forget(replica_id)
 
-    async def deployed(self, offer: GenerationOffer) -> int:
-        """An app's ingress tells what Ray Serve deployed it with. Idempotent.
+    async def deployed(self, offer: GenerationOffer, known: bool = False) -> int | None:
+        """An app's ingress tells what Ray Serve deployed it with: the number of the generation. Idempotent.
+
+        Args:
+            known: it should be known already, by an earlier word or since a rollout deployed it. It counts, then, only
+                if the app is not deployed as far as is written here, and Ray Serve has it; None if it does not count.
 
         Raises:
             LedgerError: it could not be written; tell it again.
         """
         self._tick_from_now_on()
+        if known and (self._rollouts.has_deployed(offer.app) or not await self._certainly_deployed(offer.app)):
+            return None
         return self._rollouts.deployed(offer)
 
     async def begin(
@@ -190,17 +201,26 @@ class Planner:
         try:
             if not await self._is_deployed(app):
                 self._rollouts.deleted(app)
+            elif self._rollouts.was_deleted(app) and (offer := await self._bound_to(app)) is not None:
+                self._rollouts.deployed(offer)
         except Exception as error:
             logger.warning("app %s has no replica, and it can't be told whether it is deployed: %r", app, error)
+
+    async def _certainly_deployed(self, app: str) -> bool:
+        try:
+            return await self._is_deployed(app)
+        except Exception as error:
+            logger.warning("it can't be told whether app %s is deployed: %r", app, error)
+            return False
 
     async def _knows_the_fleet(self, app: str) -> None:
         """A planner that was restarted has heard from every replica after three heartbeats, and waits for them.
 
-        An app of which none lives may have been deleted just now.
+        An app of which none lives may have been deleted just now; one that was deleted may be there again.
         """
         self._tick_from_now_on()
         await asyncio.sleep(self._rollouts.settled_in)
-        if app in self._rollouts.unheard():
+        if app in self._rollouts.unheard() or self._rollouts.was_deleted(app):
             await self._look_for(app)
 
     def _asked(self, ask: Callable[[], dict[str, Any]]) -> dict[str, Any]:

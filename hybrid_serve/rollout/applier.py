@@ -69,7 +69,14 @@ class BackgroundApplier:
 
     def settle(self, app: str, key: str) -> None:
         """What became of this key need not be told again."""
-        self._work[app].ended.pop(key, None)
+        if (work := self._work.get(app)) is not None:
+            work.ended.pop(key, None)
+
+    def cancel(self, app: str) -> None:
+        """What runs of the app ends, and its keys are forgotten: an app that returns may use them again."""
+        work = self._work.pop(app, None)
+        if work is not None and work.task is not None:
+            work.task.cancel()
 
     async def _run(self, work: _Work, key: str, offer: GenerationOffer, restart: dict[str, str]) -> None:
         try:

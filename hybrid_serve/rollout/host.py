@@ -35,6 +35,10 @@ class Applier(Protocol):
         """What became of this key is known now, and need not be told again."""
         ...
 
+    def cancel(self, app: str) -> None:
+        """Ray Serve has no such app any more: nothing is to deploy it, and the keys of before are forgotten."""
+        ...
+
 
 class Rollouts:
     """Every method leaves the ledger as it is written, or raises LedgerError and changes nothing."""
@@ -103,6 +107,16 @@ class Rollouts:
         live = self._fleet.by_app()
         return [name for name, app in self._ledger.apps.items() if app.deployed and not live.get(name)]
 
+    def has_deployed(self, name: str) -> bool:
+        """The app is deployed as far as is written; False for one that is not known."""
+        app = self._ledger.apps.get(name)
+        return app is not None and app.deployed
+
+    def was_deleted(self, name: str) -> bool:
+        """It is written that Ray Serve has the app no more."""
+        app = self._ledger.apps.get(name)
+        return app is not None and not app.deployed
+
     def deleted(self, name: str) -> None:
         """Ray Serve was asked, and has no such app. What it was to be is not remembered if it is deployed again."""
         if name not in self.unheard():
@@ -110,6 +124,7 @@ class Rollouts:
         app = self._known(name)
         self._ledger.forget_wishes(name)
         self._commit(app, requests.deleted(app, self._views()(name), self._clock()))
+        self._applier.cancel(name)
 
     def deployed(self, offer: GenerationOffer) -> int:
         """Ray Serve runs this. The number of its generation."""
@@ -127,13 +142,14 @@ class Rollouts:
         return generation.number
 
     def begin(self, offer: GenerationOffer, options: RolloutOptions, actor: str, reason: str) -> dict[str, Any]:
-        """Roll a generation out."""
+        """Roll a generation out. A refusal with `deployed` (False) may pass: an app that comes back is told of soon."""
         app = self._ledger.app(offer.app)
         if app is None:
             known = ", ".join(sorted(name for name, one in self._ledger.apps.items() if one.deployed)) or "none"
-            return {"refused": f"app {offer.app} is not known: deploy it with Ray Serve first (known: {known})"}
+            why = f"app {offer.app} is not known: deploy it with Ray Serve first (known: {known})"
+            return {"refused": why, "deployed": False}
         if not app.deployed:
-            return {"refused": requests.not_deployed(app.name)}
+            return {"refused": requests.not_deployed(app.name), "deployed": False}
         if app.rollout is not None:
             to = app.generations[app.rollout.to]
             if to.digest == offer.digest and app.rollout.forward:
@@ -148,7 +164,7 @@ class Rollouts:
         """Turn the active rollout back, or go back to a generation that was good."""
         app = self._known(name)
         if not app.deployed:
-            return {"refused": requests.not_deployed(name)}
+            return {"refused": requests.not_deployed(name), "deployed": False}
         view = self._views()(name)
         rollout = app.rollout
         if rollout is not None:

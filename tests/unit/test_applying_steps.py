@@ -3,13 +3,17 @@
 from collections.abc import Mapping
 from copy import copy
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import pytest
 from ray.serve._private.build_app import build_app
 from ray.serve._private.deployment_info import DeploymentInfo
 from ray.serve.deployment import Deployment
+from ray.serve.schema import ApplicationStatus
 
-from deployments.applying import _as_bound, _step_to
+from deployments import applying
+from deployments.applying import ApplyError, _as_bound, _step_to
 from deployments.binding import Binding
 from deployments.builder import application_of
 from deployments.config import AppConfig
@@ -126,6 +130,31 @@ def test_what_a_deployed_file_wants_stays_wanted(pair_folder: Path) -> None:
     bound["ingress"].info.deployment_config.user_config = wish
     told = over(offered(pools(pair_folder, "a", "b")), bound, {})["ingress"].user_config
     assert told["desired"] == wish["desired"] and told["services"] == {"demo": ["a", "b"]} and "limits" in told
+
+
+@pytest.mark.parametrize("status", [ApplicationStatus.DELETING, ApplicationStatus.NOT_STARTED])
+def test_an_app_that_is_deleted_meanwhile_is_not_brought_back(
+    pair_folder: Path, monkeypatch: pytest.MonkeyPatch, status: ApplicationStatus
+) -> None:
+    offer = offered(pools(pair_folder, "a"))
+    bound = bound_to(offer)
+    bound["ingress"].info.replica_config.init_kwargs["origin"] = "of the file"
+    done: list[str] = []
+
+    class Client:
+        def get_serve_status(self, app: str) -> Any:
+            done.append("asked")
+            return SimpleNamespace(app_status=SimpleNamespace(status=status))
+
+        def deploy_applications(self, *args: Any, **how: Any) -> None:
+            done.append("deployed")
+
+    monkeypatch.setattr(applying, "_get_global_client", Client)
+    monkeypatch.setattr(applying, "bindings_of", lambda app: bound)
+    monkeypatch.setattr(applying, "remember", lambda offer, origin: done.append("remembered"))
+    with pytest.raises(ApplyError, match=f"'app' was deleted .{status.value}.: deploy it first"):
+        applying.apply(offer, {})
+    assert done == ["asked"]
 
 
 def test_the_last_exception_of_a_traceback_comes_first() -> None:

@@ -68,6 +68,7 @@ OTHER_VALUES: dict[str, Any] = {
     "engine.kv_memory": "2GiB",
     "engine.vllm_args": {"token_s": 0.5},
     "workload.contexts": [{"tokens": 128}],
+    "workload.prefer": "speed",
     "pool.num_cpus": 3,
     "pool.num_gpus": 4,
     "pool.accelerator_type": "H20",

@@ -33,15 +33,16 @@ class Planner:
     def __init__(self, failures: int = 0) -> None:
         self.failures = failures
         self.told: list[GenerationOffer] = []
+        self.reminded: list[GenerationOffer] = []
         self.forgotten: list[GenerationOffer] = []
         self.bound: BoundGeneration | None | Exception = None
         self.looks = 0
 
-    async def tell(self, offer: GenerationOffer) -> bool:
+    async def tell(self, offer: GenerationOffer, known: bool) -> bool:
         if self.failures:
             self.failures -= 1
             return False
-        self.told.append(offer)
+        (self.reminded if known else self.told).append(offer)
         return True
 
     def look(self, app: str) -> BoundGeneration | None:
@@ -62,20 +63,22 @@ class Planner:
         )
 
 
-async def test_what_ray_serve_deployed_is_told_until_it_is_taken_and_then_no_more() -> None:
+async def test_what_ray_serve_deployed_is_told_until_it_is_taken_and_then_as_known() -> None:
     planner = Planner(failures=3)
     registration = planner.registers(BoundGeneration(OFFER, by_rollout=False))
     await until(lambda: planner.looks > 8)
     registration.stop()
     assert planner.told == [replace(OFFER, app="app")] == planner.forgotten
+    assert set(map(str, planner.reminded)) == {str(replace(OFFER, app="app"))}
 
 
-async def test_what_a_rollout_deployed_is_not_told() -> None:
+async def test_what_a_rollout_deployed_is_told_as_known() -> None:
     planner = Planner()
     registration = planner.registers(BoundGeneration(OFFER, by_rollout=True))
     await until(lambda: planner.looks > 3)
     registration.stop()
     assert planner.told == [] == planner.forgotten
+    assert planner.reminded[0] == replace(OFFER, app="app"), "the app may have been taken for deleted"
 
 
 async def test_a_generation_that_is_bound_later_without_a_restart_is_told_too() -> None:

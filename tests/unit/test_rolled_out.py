@@ -10,7 +10,7 @@ from ray.serve._private import application_state
 from ray.serve.exceptions import RayServeException
 from ray.serve.schema import LoggingConfig
 
-from deployments import binding
+from deployments import binding, built_app
 from deployments.binding import forget, recall, remember
 from deployments.built_app import app_being_built
 from hybrid_serve.rollout.wire import GenerationOffer
@@ -87,3 +87,12 @@ def test_outside_of_ray_serves_task_what_is_written_counts(
     with caplog.at_level(logging.ERROR):
         assert app_being_built() is None
     assert "does not tell which app it builds" in caplog.text, "a Ray that builds otherwise is noticed"
+
+
+def test_a_ray_that_names_the_app_otherwise_is_noticed_and_fails_no_build(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    remember(offer("one", POOLS, 1.0, app="first"), "same")
+    monkeypatch.setattr(built_app, "ARGUMENT", "app_name")
+    assert built("first", "same") is None
+    assert "does not tell which app it builds" in caplog.text

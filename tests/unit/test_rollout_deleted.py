@@ -117,6 +117,16 @@ def test_what_it_was_to_be_is_forgotten_with_it(app: SimulatedApp) -> None:
     assert kept == [None, None, b"x"] and not app.shown()["deployed"]
 
 
+def test_what_deploys_an_app_ends_when_the_app_is_deleted_and_its_keys_may_come_again(app: SimulatedApp) -> None:
+    applying(app)
+    assert app.serve.work is not None
+    app.serve.results["old key"] = ""
+    app.serve.work.until += 600
+    app.delete()
+    app.until("app deleted", 60)
+    assert app.serve.work is None and app.serve.results == {}
+
+
 def test_an_app_without_replicas_that_ray_serve_has_goes_on(app: SimulatedApp) -> None:
     app.begin(NEW)
     app.until("baking")

@@ -139,6 +139,49 @@ async def test_an_app_that_ray_serve_does_not_have_is_looked_for_before_anything
             await asyncio.sleep(0.01)
 
 
+async def test_an_app_that_is_there_again_is_found_before_anything_begins() -> None:
+    there: dict[str, GenerationOffer] = {}
+
+    async def is_deployed(app: str) -> bool:
+        return app in there
+
+    async def bound_to(app: str) -> GenerationOffer | None:
+        return there.get(app)
+
+    planner = Planner(apply=Deployments(), is_deployed=is_deployed, bound_to=bound_to)
+    await planner.deployed(OLD)
+    for ask in (lambda: planner.begin(OLD, OPTIONS, "me"), lambda: planner.rollback(APP, 1, "me")):
+        there.clear()
+        answer = await ask()
+        assert "app app is not deployed" in answer["refused"] and answer["deployed"] is False
+        there[APP] = replace(NEW, built_at=2.0)
+        assert (await ask())["started"]
+        shown = (await planner.rollouts(APP))[APP]
+        assert shown["deployed"] and shown["current"] == shown["bound"] == 2, "what it is bound to now counts"
+
+
+async def test_what_is_told_as_known_counts_only_for_an_app_that_is_taken_for_deleted() -> None:
+    there: list[bool | Exception] = [False]
+
+    async def is_deployed(app: str) -> bool:
+        if isinstance(there[0], Exception):
+            raise there[0]
+        return there[0]
+
+    planner = Planner(apply=Deployments(), is_deployed=is_deployed)
+    await planner.deployed(OLD)
+    assert await planner.deployed(replace(NEW, built_at=9.0), True) is None, "a rollout may be about to deploy it"
+    assert "is not deployed" in (await planner.begin(NEW, OPTIONS, "me"))["refused"]
+    for unsure in (False, ConnectionError("no controller")):
+        there[0] = unsure
+        assert await planner.deployed(NEW, True) is None, "an ingress may outlive its app for a while"
+        assert not (await planner.rollouts(APP))[APP]["deployed"]
+    there[0] = True
+    assert await planner.deployed(NEW, True) == 2
+    shown = (await planner.rollouts(APP))[APP]
+    assert shown["deployed"] and shown["current"] == 2
+
+
 async def test_a_rollout_begins_though_it_can_not_be_told_whether_its_app_is_deployed(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -174,6 +217,24 @@ async def test_a_deployment_runs_once_and_is_cancelled_for_the_next(caplog: pyte
     assert applier.ended(APP) == {"k2": ""}
     applier.settle(APP, "k2")
     assert applier.ended(APP) == {}
+
+
+async def test_the_deployment_of_a_deleted_app_is_cancelled_and_its_keys_are_forgotten() -> None:
+    deployments = Deployments()
+    applier = BackgroundApplier(deployments)
+    applier.start(APP, "k", NEW, {})
+    applier.cancel(APP)
+    await asyncio.sleep(0.01)
+    assert deployments.done == [] and applier.ended(APP) == {}
+    for _ in range(2):
+        applier.start(APP, "k", NEW, {})
+        await asyncio.sleep(0.01)
+    assert deployments.done == ["new"] and applier.ended(APP) == {"k": ""}
+    applier.cancel(APP)
+    applier.settle(APP, "k")
+    applier.start(APP, "k", NEW, {})
+    await asyncio.sleep(0.01)
+    assert deployments.done == ["new", "new"], "the app is back, and its rollouts are counted anew"
 
 
 async def test_a_deployment_that_fails_says_why_in_a_line() -> None:

@@ -165,6 +165,19 @@ def test_a_wish_waits_for_a_rollout_that_is_on_its_way(pair_folder: Path, asked:
     assert request_desired("app", wish(pair_folder)) == {"started": "r8"}
 
 
+def test_a_wish_waits_for_the_planner_to_know_that_its_app_is_deployed(pair_folder: Path, asked: Any) -> None:
+    """The ingress's word of it may have failed, and comes again after a while."""
+    config = config_of(pair_folder, num_speculative_tokens=5)
+    digest = offered(config).digest
+    back = {"last": {"phase": "rolled back", "to": 2}, "generations": [{"number": 2, "digest": digest}]}
+    planner = asked(Planner(deployed=False, **back))
+    wish = {"config": config.model_dump(mode="json", exclude_unset=True)}
+    planner.answer = {"refused": "app app is not deployed", "deployed": False}
+    assert request_desired("app", wish) == {"busy": "app app is not deployed"}
+    planner.answer = {"started": "r1", "generation": 2}
+    assert request_desired("app", wish) == planner.answer
+
+
 def test_a_wish_that_is_no_configuration_is_refused_with_its_mistakes(pair_folder: Path, asked: Any) -> None:
     planner = asked(Planner())
     answer = request_desired("app", {"config": {"engin": {}, "limits": {"retries": -1}}})
