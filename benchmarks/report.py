@@ -46,7 +46,7 @@ def header(title: str, name: str, record: dict[str, Any]) -> Iterator[str]:
     yield f"## {title}\n"
     yield f"`benchmarks/results/{name}`, vLLM {record['versions']['vllm']}, {date[:10]}:\n"
     for command in record.get("commands", [record.get("command")]):
-        yield f"    {command}"
+        yield f"    {command}".rstrip()
     yield ""
 
 
@@ -79,7 +79,8 @@ def load() -> Iterator[str]:
         )
     yield (
         f"\n{record['note']} At the last level the plan runs more requests at once, so each takes longer for a token "
-        "and waits less for its first.\n"
+        "and waits less for its first. With one request the first token came later under the plan (two requests each; "
+        "not looked into).\n"
     )
     more = len(reports[0]["groups"]) - len(reports[1]["groups"])
     costs = [
