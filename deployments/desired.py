@@ -14,7 +14,8 @@ logger = logging.getLogger("ray.serve")
 
 AGAIN_S = 10.0
 BUSY_S = 60.0
-"""Seconds until it is asked for again while another rollout is on its way, or the app is not known to be deployed."""
+"""Seconds until it is asked for again: while the planner can't be asked or is about to hear that the app is deployed;
+while another rollout is on its way."""
 
 
 async def ask_in_a_task(app: str, desired: dict[str, Any]) -> dict[str, Any]:
@@ -77,7 +78,7 @@ class Desired:
                 logger.log(level, "the desired configuration: %s", _words(answer))
                 return
             logger.warning("the desired configuration waits: %s", answer["busy"])
-            await asyncio.sleep(self._busy_s)
+            await asyncio.sleep(self._again_s if answer.get("soon") else self._busy_s)
 
 
 def _words(answer: dict[str, Any]) -> str:

@@ -78,7 +78,7 @@ def request_desired(app: str, desired: Mapping[str, Any]) -> dict[str, Any]:
 
     It is asked for once: a configuration that was taken, and that somebody has rolled back or replaced since, is not
     asked for again until the file wants something else. Additional answer: `busy`, another rollout is on its way, or
-    the planner was not told yet that the app, whose ingress asks, is deployed.
+    the planner was not told yet that the app, whose ingress asks, is deployed (with `soon`: that takes seconds).
     """
     values = dict(desired["config"])
     wanted = hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
@@ -90,7 +90,7 @@ def request_desired(app: str, desired: Mapping[str, Any]) -> dict[str, Any]:
         return {"refused": "; ".join(sentences(error, values))}
     answer = request(config, app, config.rollout.options(), SERVE_DEPLOY, str(desired.get("reason") or ""))
     if "refused" in answer and not answer.get("deployed", True):
-        return {"busy": answer["refused"]}
+        return {"busy": answer["refused"], "soon": True}
     if "refused" in answer and "problems" not in answer and _rollout_of(planner_handle(), app):
         return {"busy": answer["refused"]}
     if "refused" not in answer:

@@ -65,8 +65,10 @@ def test_an_app_that_is_deleted_in_a_rollout_ends_it_and_comes_back_as_its_file_
     wish = file_with_wish({"desired": {"config": two_replicas(pair_folder, num_speculative_tokens=4)}})
     with declared(tmp_path, values) as deploy:
         until(lambda: [one["state"] for one in state().get("replicas", ())] == ["serving"] * 2)
+        earlier = (state().get("last") or {}).get("name")
         deploy(**wish)
-        until(lambda: (state().get("last") or {}).get("phase") == "done" and not state()["rollout"], 120)
+        until(lambda: (state()["last"] or {}).get("name", earlier) != earlier and not state()["rollout"], 120)
+        assert state()["last"]["phase"] == "done"
         offer = offered(two_replicas(pair_folder, num_speculative_tokens=6))
         name = ask("begin", offer, RolloutOptions(bake_s=120.0), "test")["started"]
         until(lambda: state()["rollout"]["phase"] == "baking")

@@ -173,7 +173,7 @@ def test_a_wish_waits_for_the_planner_to_know_that_its_app_is_deployed(pair_fold
     planner = asked(Planner(deployed=False, **back))
     wish = {"config": config.model_dump(mode="json", exclude_unset=True)}
     planner.answer = {"refused": "app app is not deployed", "deployed": False}
-    assert request_desired("app", wish) == {"busy": "app app is not deployed"}
+    assert request_desired("app", wish) == {"busy": "app app is not deployed", "soon": True}
     planner.answer = {"started": "r1", "generation": 2}
     assert request_desired("app", wish) == planner.answer
 
