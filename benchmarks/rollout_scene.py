@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -117,8 +118,12 @@ def not_answered(outcomes: list[Outcome], answers: Answers) -> list[dict[str, An
 
 
 def replica_pids(fleet: LocalFleet) -> dict[str, int]:
-    """Process id by replica."""
-    return {each["replica"]: fleet.replica_called(each["replica"]).pid for each in fleet.rollouts()["replicas"]}
+    """Process id by replica; without those that are dead and still listed until their silence is noticed."""
+    pids = {}
+    for each in fleet.rollouts()["replicas"]:
+        with suppress(LookupError):
+            pids[each["replica"]] = fleet.replica_called(each["replica"]).pid
+    return pids
 
 
 def settled(fleet: LocalFleet) -> bool:
