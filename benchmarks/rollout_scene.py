@@ -133,8 +133,12 @@ def settled(fleet: LocalFleet) -> bool:
     except AWAY:
         return False
     replicas = known["replicas"]
+    try:
+        whole = fleet.whole()
+    except TimeoutError:  # a replica that dies while Ray Serve updates makes the app DEPLOY_FAILED until it is replaced
+        return False
     return (
-        fleet.whole()
+        whole
         and not known.get("rollout")
         and {each["pool"] for each in replicas} == set(fleet.pools)
         and all(each["state"] == "serving" and each["generation"] == known["current"] for each in replicas)
