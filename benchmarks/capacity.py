@@ -8,19 +8,16 @@ length. No request is sent; engines may start several at once, since nothing is 
 """
 
 import argparse
-import asyncio
-import json
 import sys
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import product
-from pathlib import Path
 from typing import Any
 
-from benchmarks.engine_variants import add_engine_options, variant_of
-from benchmarks.in_turn import ANSWER, in_own_process, kept
-from hybrid_serve.engine.base import EngineStartError
+from benchmarks.engine_variants import add_engine_options, life_of
+from benchmarks.in_turn import Results, add_run_options, in_own_process, run
+from hybrid_serve.engine.base import EngineConfig
 from hybrid_serve.engine.vllm_engine import VLLMEngine
-from hybrid_serve.plan.kv_plan import differences
 
 VARIANTS = ("stock", "best")
 
@@ -32,29 +29,17 @@ def parser() -> argparse.ArgumentParser:
     options.add_argument("--contexts", default="2048,8192,32768,131072")
     options.add_argument("--dtypes", default="auto/auto,fp8/bf16", help="KV dtypes of target/drafter")
     options.add_argument("--at-once", type=int, default=1, help="engines that start at the same time")
-    options.add_argument("--timeout", type=float, default=600, help="seconds for one engine")
-    options.add_argument("--output", type=Path)
-    options.add_argument("--logs", type=Path, help="folder for the engines' logs")
-    options.add_argument("--variant", help=argparse.SUPPRESS)
+    add_run_options(options)
     return options
 
 
-async def started(options: argparse.Namespace) -> dict[str, Any]:
+async def run_variant(options: argparse.Namespace) -> dict[str, Any]:
     """What one engine got; `error` if it did not start."""
-    config, refusal = variant_of(options.variant, options)
-    if config is None or config.plan is None:
-        return {"error": refusal}
-    engine = VLLMEngine()
-    try:
-        report = await engine.start(config)
-    except EngineStartError as error:
-        return {"error": str(error)}
-    await engine.stop()
-    return {
-        "plan": config.plan.to_json(),
-        "report": report.to_json(),
-        "differences": differences(config.plan, report),
-    }
+
+    async def nothing_more(_engine: VLLMEngine, _config: EngineConfig) -> dict[str, Any]:
+        return {}
+
+    return await life_of(options, nothing_more)
 
 
 def table(results: list[tuple[str, dict[str, Any]]]) -> str:
@@ -81,13 +66,8 @@ def table(results: list[tuple[str, dict[str, Any]]]) -> str:
     return "\n".join(rows)
 
 
-def main() -> int:
-    """Exit status 1 if an engine did not start or did not get what was predicted."""
-    arguments = sys.argv[1:]
-    options = parser().parse_args(arguments)
-    if options.variant:
-        print(ANSWER + json.dumps(asyncio.run(started(options))), flush=True)
-        return 0
+def run_all(options: argparse.Namespace, arguments: list[str]) -> Iterator[Results]:
+    """All cells, `--at-once` at a time; one list of results, in the cells' order."""
 
     def one(cell: tuple[str, str, str]) -> tuple[str, dict[str, Any]]:
         context, dtypes, variant = cell
@@ -97,11 +77,12 @@ def main() -> int:
 
     cells = product(options.contexts.split(","), options.dtypes.split(","), VARIANTS)
     with ThreadPoolExecutor(options.at_once) as pool:
-        results = list(pool.map(one, cells))
-    print(table(results))
-    if options.output:
-        kept("benchmarks.capacity", options.output, arguments, results, table(results))
-    return int(any("error" in result or result["differences"] for _, result in results))
+        yield list(pool.map(one, cells))
+
+
+def main() -> int:
+    """Exit status 1 if a variant did not start or did not get what was predicted."""
+    return run("benchmarks.capacity", parser(), run_variant, run_all, table)
 
 
 if __name__ == "__main__":

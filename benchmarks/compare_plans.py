@@ -9,20 +9,18 @@ run each in the order given, so compare a variant that runs twice with itself fi
 
 import argparse
 import asyncio
-import json
 import sys
 import time
 from dataclasses import asdict
-from pathlib import Path
+from functools import partial
 from typing import Any
 
-from benchmarks.engine_variants import VARIANTS, add_engine_options, variant_of
-from benchmarks.in_turn import ANSWER, Results, in_turn, kept
+from benchmarks.engine_variants import VARIANTS, add_engine_options, counted, life_of
+from benchmarks.in_turn import add_run_options, in_turn, run
 from benchmarks.served import served
 from hybrid_serve.demo.corpus import held_out_prompts
-from hybrid_serve.engine.base import EngineStartError, EngineStats
+from hybrid_serve.engine.base import EngineConfig, EngineStats
 from hybrid_serve.engine.vllm_engine import VLLMEngine
-from hybrid_serve.plan.kv_plan import differences
 
 GIVE_UP_S = 0.05
 LONG_ANSWER = 600
@@ -43,36 +41,17 @@ def parser() -> argparse.ArgumentParser:
     options.add_argument("--aborts", type=int, default=0, help="requests given up in mid-answer beside the timed ones")
     options.add_argument("--max-tokens", type=int, default=160)
     options.add_argument("--concurrency", type=int, default=1, help="requests at once in the timed run")
-    options.add_argument("--timeout", type=float, default=600, help="seconds for one variant")
-    options.add_argument("--output", type=Path)
-    options.add_argument("--logs", type=Path, help="folder for the engines' logs")
-    options.add_argument("--variant", help=argparse.SUPPRESS)
+    add_run_options(options)
     return options
 
 
 async def run_variant(options: argparse.Namespace) -> dict[str, Any]:
     """One engine's life; `error` instead of figures if it did not start."""
-    config, refusal = variant_of(options.variant, options)
-    if config is None or config.plan is None:
-        return {"error": refusal}
-    engine = VLLMEngine()
-    started = time.monotonic()
-    try:
-        report = await engine.start(config)
-    except EngineStartError as error:
-        return {"error": str(error)}
-    seconds = time.monotonic() - started
-    try:
-        figures = await measure(engine, options, config.target.vocab_size)
-    finally:
-        await engine.stop()
-    return {
-        "plan": config.plan.to_json(),
-        "report": report.to_json(),
-        "differences": differences(config.plan, report),
-        "start_seconds": round(seconds, 1),
-        **figures,
-    }
+
+    async def measured(engine: VLLMEngine, config: EngineConfig) -> dict[str, Any]:
+        return await measure(engine, options, config.target.vocab_size)
+
+    return await life_of(options, measured)
 
 
 async def measure(engine: VLLMEngine, options: argparse.Namespace, vocabulary: int) -> dict[str, Any]:
@@ -110,17 +89,11 @@ async def measure(engine: VLLMEngine, options: argparse.Namespace, vocabulary: i
     unfinished = after.generation_tokens - before.generation_tokens - sum(map(len, outputs))
     if unfinished >= max(1, options.aborts) * LONG_ANSWER:
         raise RuntimeError(f"{options.aborts} requests were given up, and the engine went on: {unfinished} tokens")
-    drafts = after.drafts - before.drafts
-    accepted = after.accepted_tokens - before.accepted_tokens
-    positions = zip(after.accepted_per_position, before.accepted_per_position, strict=True)
     return {
         "outputs": outputs,
         "output_tokens_per_second": round(sum(map(len, outputs)) / seconds, 1),
-        "mean_acceptance_length": round(1 + accepted / drafts, 3) if drafts else None,
-        "acceptance_per_position": [round((now - then) / drafts, 3) for now, then in positions] if drafts else [],
         "tokens_of_given_up": unfinished if options.aborts else None,
-        "preemptions": after.preemptions - before.preemptions,
-        "prefix_hits": after.prefix_hits - before.prefix_hits,
+        **counted(before, after, digits=3),
         "stats": asdict(after),
     }
 
@@ -190,17 +163,7 @@ def table(results: list[tuple[str, dict[str, Any]]]) -> str:
 
 def main() -> int:
     """Exit status 1 if a variant did not start or did not get what was predicted."""
-    arguments = sys.argv[1:]
-    options = parser().parse_args(arguments)
-    if options.variant:
-        print(ANSWER + json.dumps(asyncio.run(run_variant(options))), flush=True)
-        return 0
-    results: Results = []
-    for results in in_turn("benchmarks.compare_plans", options, arguments):
-        if options.output:
-            kept("benchmarks.compare_plans", options.output, arguments, results, table(results))
-    print(table(results))
-    return int(any("error" in result or result["differences"] for _, result in results))
+    return run("benchmarks.compare_plans", parser(), run_variant, partial(in_turn, "benchmarks.compare_plans"), table)
 
 
 if __name__ == "__main__":

@@ -2,10 +2,13 @@
 
 import argparse
 import json
-from typing import NamedTuple
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any, NamedTuple
 
 from hybrid_serve.demo.geometry import DRAFT_DIR, TARGET_DIR
-from hybrid_serve.engine.base import EngineConfig
+from hybrid_serve.engine.base import EngineConfig, EngineStartError, EngineStats
+from hybrid_serve.engine.vllm_engine import VLLMEngine
 from hybrid_serve.facts.assemble import plan_inputs, ssm_cache_dtype
 from hybrid_serve.facts.checkpoint import read_drafter, read_target
 from hybrid_serve.facts.pairing import speculative_tokens
@@ -13,6 +16,7 @@ from hybrid_serve.facts.probe import measure_device
 from hybrid_serve.plan import search
 from hybrid_serve.plan.decide import decide
 from hybrid_serve.plan.inputs import EngineSettings, Workload
+from hybrid_serve.plan.kv_plan import differences
 from hybrid_serve.sizes import parse_size
 
 VARIANTS = (
@@ -99,3 +103,47 @@ def variant_of(name: str, options: argparse.Namespace) -> Variant:
             engine_args=options.engine_args,
         )
     )
+
+
+Measure = Callable[[VLLMEngine, EngineConfig], Awaitable[dict[str, Any]]]
+"""What is asked of a running engine, and what came of it."""
+
+
+async def life_of(options: argparse.Namespace, measure: Measure) -> dict[str, Any]:
+    """The engine of `options.variant`: started, measured, stopped; `error` instead of figures if it did not start."""
+    config, refusal = variant_of(options.variant, options)
+    if config is None or config.plan is None:
+        return {"error": refusal}
+    engine = VLLMEngine()
+    started = time.monotonic()
+    try:
+        report = await engine.start(config)
+    except EngineStartError as error:
+        return {"error": str(error)}
+    seconds = time.monotonic() - started
+    try:
+        figures = await measure(engine, config)
+    finally:
+        await engine.stop()
+    return {
+        "plan": config.plan.to_json(),
+        "report": report.to_json(),
+        "differences": differences(config.plan, report),
+        "start_seconds": round(seconds, 1),
+        **figures,
+    }
+
+
+def counted(before: EngineStats, after: EngineStats, digits: int) -> dict[str, Any]:
+    """What the engine did between two readings; acceptance is rounded to `digits`."""
+    drafts = after.drafts - before.drafts
+    accepted = after.accepted_tokens - before.accepted_tokens
+    positions = zip(after.accepted_per_position, before.accepted_per_position, strict=True)
+    return {
+        "preemptions": after.preemptions - before.preemptions,
+        "prefix_hits": after.prefix_hits - before.prefix_hits,
+        "prompt_tokens": after.prompt_tokens - before.prompt_tokens,
+        "generation_tokens": after.generation_tokens - before.generation_tokens,
+        "mean_acceptance_length": round(1 + accepted / drafts, digits) if drafts else None,
+        "acceptance_per_position": [round((now - then) / drafts, digits) for now, then in positions] if drafts else [],
+    }

@@ -1,6 +1,7 @@
 """Variants of an engine in turn, each in a process of its own, and the record that is kept of them."""
 
 import argparse
+import asyncio
 import json
 import os
 import platform
@@ -9,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -21,6 +22,39 @@ ROOT = Path(__file__).parents[1]
 ANSWER = "RESULT "
 
 Results = list[tuple[str, dict[str, Any]]]
+
+
+def add_run_options(options: argparse.ArgumentParser) -> None:
+    """How long a variant may take, and where results and logs go."""
+    options.add_argument("--timeout", type=float, default=600, help="seconds for one variant")
+    options.add_argument("--output", type=Path)
+    options.add_argument("--logs", type=Path, help="folder for the engines' logs")
+    options.add_argument("--variant", help=argparse.SUPPRESS)
+
+
+def run(
+    module: str,
+    parser: argparse.ArgumentParser,
+    run_variant: Callable[[argparse.Namespace], Coroutine[Any, Any, dict[str, Any]]],
+    run_all: Callable[[argparse.Namespace, list[str]], Iterator[Results]],
+    table: Callable[[Results], str],
+) -> int:
+    """The command `python -m module`: one variant if it is the process of one, else all that `run_all` yields.
+
+    Returns:
+        Exit status 1 if a variant did not start or did not get what was predicted.
+    """
+    arguments = sys.argv[1:]
+    options = parser.parse_args(arguments)
+    if options.variant:
+        print(ANSWER + json.dumps(asyncio.run(run_variant(options))), flush=True)
+        return 0
+    results: Results = []
+    for results in run_all(options, arguments):
+        if options.output:
+            kept(module, options.output, arguments, results, table(results))
+    print(table(results))
+    return int(any("error" in result or result["differences"] for _, result in results))
 
 
 def in_turn(module: str, options: argparse.Namespace, arguments: list[str]) -> Iterator[Results]:

@@ -15,21 +15,19 @@ import os
 import random
 import shlex
 import sys
-import time
 from asyncio.subprocess import PIPE, Process
 from contextlib import asynccontextmanager
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 import httpx
 
-from benchmarks.engine_variants import VARIANTS, add_engine_options, variant_of
-from benchmarks.in_turn import ANSWER, Results, in_turn, kept
+from benchmarks.engine_variants import VARIANTS, add_engine_options, counted, life_of
+from benchmarks.in_turn import add_run_options, in_turn, run
 from benchmarks.served import served
 from benchmarks.vllm_load import ANSWER as LOAD_ANSWER
-from hybrid_serve.engine.base import EngineStartError, EngineStats
+from hybrid_serve.engine.base import EngineConfig
 from hybrid_serve.engine.vllm_engine import VLLMEngine
-from hybrid_serve.plan.kv_plan import differences
 
 WARM_UP_SEED = 1
 SPECIAL_TOKENS = 16
@@ -49,43 +47,25 @@ def parser() -> argparse.ArgumentParser:
     options.add_argument("--greedy-prompts", type=int, default=8, help="prompts whose token ids are compared")
     options.add_argument("--greedy-prompt-len", type=int, default=512)
     options.add_argument("--seed", type=int, default=2026)
-    options.add_argument("--timeout", type=float, default=600, help="seconds for one variant")
-    options.add_argument("--output", type=Path)
-    options.add_argument("--logs", type=Path, help="folder for the engines' logs")
-    options.add_argument("--variant", help=argparse.SUPPRESS)
+    add_run_options(options)
     return options
 
 
 async def run_variant(options: argparse.Namespace) -> dict[str, Any]:
     """One engine's life; `error` instead of figures if it did not start."""
-    config, refusal = variant_of(options.variant, options)
-    if config is None or config.plan is None:
-        return {"error": refusal}
-    engine = VLLMEngine()
-    started = time.monotonic()
-    try:
-        report = await engine.start(config)
-    except EngineStartError as error:
-        return {"error": str(error)}
-    found: dict[str, Any] = {
-        "plan": config.plan.to_json(),
-        "report": report.to_json(),
-        "differences": differences(config.plan, report),
-        "start_seconds": round(time.monotonic() - started, 1),
-    }
-    try:
+
+    async def measured(engine: VLLMEngine, config: EngineConfig) -> dict[str, Any]:
         async with served(engine) as url, load_process() as load:
             if options.warm_up:
                 await one_level(load, engine, url, options, options.warm_up, WARM_UP_SEED)
-            found["levels"] = [
+            levels = [
                 await one_level(load, engine, url, options, level, options.seed + number)
                 for number, level in enumerate(options.levels.split(","))
                 if level
             ]
-            found["outputs"] = await greedy(url, options, config.target.vocab_size)
-    finally:
-        await engine.stop()
-    return found
+            return {"levels": levels, "outputs": await greedy(url, options, config.target.vocab_size)}
+
+    return await life_of(options, measured)
 
 
 @asynccontextmanager
@@ -124,21 +104,10 @@ async def one_level(
             raise RuntimeError(f"the load of level {level} ended without a result")
         print(answer, end="")
     after = await engine.stats()
-    return {"level": level, "load": json.loads(answer.removeprefix(LOAD_ANSWER)), "engine": counted(before, after)}
-
-
-def counted(before: EngineStats, after: EngineStats) -> dict[str, Any]:
-    """What the engine did between two readings."""
-    drafts = after.drafts - before.drafts
-    accepted = after.accepted_tokens - before.accepted_tokens
-    positions = zip(after.accepted_per_position, before.accepted_per_position, strict=True)
     return {
-        "preemptions": after.preemptions - before.preemptions,
-        "prefix_hits": after.prefix_hits - before.prefix_hits,
-        "prompt_tokens": after.prompt_tokens - before.prompt_tokens,
-        "generation_tokens": after.generation_tokens - before.generation_tokens,
-        "mean_acceptance_length": round(1 + accepted / drafts, 4) if drafts else None,
-        "acceptance_per_position": [round((now - then) / drafts, 4) for now, then in positions] if drafts else [],
+        "level": level,
+        "load": json.loads(answer.removeprefix(LOAD_ANSWER)),
+        "engine": counted(before, after, digits=4),
     }
 
 
@@ -184,17 +153,7 @@ def table(results: list[tuple[str, dict[str, Any]]]) -> str:
 
 def main() -> int:
     """Exit status 1 if a variant did not start or did not get what was predicted."""
-    arguments = sys.argv[1:]
-    options = parser().parse_args(arguments)
-    if options.variant:
-        print(ANSWER + json.dumps(asyncio.run(run_variant(options))), flush=True)
-        return 0
-    results: Results = []
-    for results in in_turn("benchmarks.serve_plans", options, arguments):
-        if options.output:
-            kept("benchmarks.serve_plans", options.output, arguments, results, table(results))
-    print(table(results))
-    return int(any("error" in result or result["differences"] for _, result in results))
+    return run("benchmarks.serve_plans", parser(), run_variant, partial(in_turn, "benchmarks.serve_plans"), table)
 
 
 if __name__ == "__main__":

@@ -33,9 +33,11 @@ def no_gpu() -> str | None:
     return None
 
 
+NO_GPU = no_gpu()
+
 pytestmark = [
     pytest.mark.gpu,
-    pytest.mark.skipif(no_gpu() is not None, reason=f"needs a CUDA GPU: {no_gpu()}"),
+    pytest.mark.skipif(NO_GPU is not None, reason=f"needs a CUDA GPU: {NO_GPU}"),
     pytest.mark.timeout(600),
 ]
 
