@@ -1,11 +1,13 @@
 """A simulated app under the planner's rollouts: replicas that obey orders, and a Ray Serve that binds and replaces."""
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from hybrid_serve.negotiation.store import MemoryStore
 from hybrid_serve.rollout.host import Rollouts
+from hybrid_serve.rollout.ledger import LedgerError
 from hybrid_serve.rollout.turn import share
 from hybrid_serve.rollout.wire import (
     FailedSwitch,
@@ -162,7 +164,7 @@ class Serve:
     def advance(self) -> None:
         if self.work is not None and self.app.clock.now >= self.work.until:
             work, self.work = self.work, None
-            if self.failures or not self.has_the_app:
+            if self.failures or not self.has_the_app or self.app.control_store_is_down():
                 self.failures = max(0, self.failures - 1)
                 self.results[work.key] = "RuntimeError: no such deployment"
             else:
@@ -172,10 +174,11 @@ class Serve:
 
     def deploy(self, offer: GenerationOffer, restart: dict[str, str]) -> None:
         self.deployments.append((offer.digest, restart))
-        for pool in set(offer.pools) - set(self.bound.pools):
-            self.app.add(pool, offer.digest)
-        self.bound = offer
+        there = set(self.bound.pools) if self.has_the_app else set()
+        self.has_the_app, self.bound = True, offer
         self.versions.update(restart)
+        for pool in sorted(set(offer.pools) - there):
+            self.app.add(pool, offer.digest)
         for replica in list(self.app.replicas.values()):
             if replica.pool not in offer.pools:
                 self.app.stop(replica.name)
@@ -291,10 +294,13 @@ class SimulatedApp:
         raise AssertionError(f"it is {self.phase!r} after {seconds} s, not {phase!r}: {self.story()}")
 
     def _look(self) -> None:
-        """As the planner does every few seconds."""
-        for name in self.rollouts.unheard():
-            if not self.serve.has_the_app:
-                self.rollouts.deleted(name)
+        """As the planner does every few seconds. What it can't write it does again with the next look."""
+        with suppress(LedgerError):
+            for name in self.rollouts.unheard():
+                if not self.serve.has_the_app:
+                    self.rollouts.deleted(name)
+            if self.serve.has_the_app and self.rollouts.was_deleted(APP):
+                self.rollouts.deployed(self.serve.bound)
 
     def _beat(self, replica: Replica) -> None:
         order = self.rollouts.heartbeat(replica.name, True, replica.run()).run
@@ -345,6 +351,10 @@ class SimulatedApp:
             )
 
     # --- what is known
+
+    def control_store_is_down(self) -> bool:
+        """Ray Serve writes into the same one as the planner."""
+        return isinstance(self.store, PerilousStore) and self.store.down
 
     def options(self) -> RolloutOptions:
         app = self.rollouts._ledger.apps[APP]

@@ -34,7 +34,7 @@ def _order_back(turn: Turn) -> None:
         begun = turn.orders.get(replica_id)
         if begun is not None and begun.state == "ordered" and begun.restart:
             turn.order(replica_id, seen, origin, restart=True, down=begun.down)
-        elif seen.run.dead or seen.run.phase != "serving":
+        elif seen.run.dead or seen.run.phase not in ("serving", "starting"):  # who starts takes orders once it serves
             turn.order(replica_id, seen, origin, restart=True, down=True)
     # An order that was not taken up is taken back; until the replica is heard of again it may have been.
     for replica_id, step in list(turn.orders.items()):

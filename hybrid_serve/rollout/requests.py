@@ -93,9 +93,8 @@ def deleted(app: App, view: FleetView, now: float) -> Outcome:
 def deployed(app: App, generation: Generation, view: FleetView, now: float) -> Outcome:
     """Ray Serve was told to deploy a generation, which the app may not list yet, by somebody else than a rollout."""
     turn = Turn(app if app.deployed else replace(app, last=None), view, now)
-    rebind = None
+    rebind = _rebind(app, generation, now)
     if turn.rollout is not None:
-        rebind = _rebind(turn.rollout, generation, now)
         turn.change(failure=f"Ray Serve deployed generation {generation.number}")
         finish(turn, "superseded")
     app = turn.app
@@ -119,12 +118,25 @@ def deployed(app: App, generation: Generation, view: FleetView, now: float) -> O
     return turn.outcome()
 
 
-def _rebind(rollout: Rollout, generation: Generation, now: float) -> ApplyRun | None:
-    """A rollout that was deploying when it was superseded may have deployed over what superseded it."""
-    if rollout.bind_at is None:
+def _rebind(app: App, generation: Generation, now: float) -> ApplyRun | None:
+    """What was being deployed when the generation was may have been deployed over it: it is deployed once more.
+
+    That was the active rollout, or the rebinding after an earlier one. Replicas that either made new ones of are made
+    new once more, by a version that no deployment had.
+    """
+    rollout, former = app.rollout, app.rebind
+    pools: set[str] = set()
+    key = ""
+    if former is not None:
+        key = f"{former.key.partition(' ')[0]}+"
+        pools |= former.restart.keys()
+    if rollout is not None and rollout.bind_at is not None:
+        key = f"{rollout.name}/over"
+        pools |= set(rollout.replaced)
+    if not key:
         return None
-    versions = {pool: f"{rollout.name}-over" for pool in rollout.replaced if pool in generation.pools}
-    return ApplyRun(key=f"{rollout.name}/over", digest=generation.digest, restart=versions, not_before=now)
+    versions = {pool: key.replace("/", "-") for pool in sorted(pools & generation.pools.keys())}
+    return ApplyRun(key=key, digest=generation.digest, restart=versions, not_before=now)
 
 
 def is_news(app: App, offer: GenerationOffer) -> bool:

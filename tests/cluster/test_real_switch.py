@@ -68,11 +68,12 @@ class Replica:
         (pid,) = pids_of("cpu")
         return [p for p in psutil.Process(pid).children(recursive=True) if "EngineCore" in " ".join(p.cmdline())]
 
-    def asked_until(self, done: Callable[[], bool]) -> list[httpx.Response]:
-        """What four clients were answered until `done`, and a little longer."""
+    def asked(self, begin: Callable[[], None], done: Callable[[], bool]) -> list[httpx.Response]:
+        """What four clients were answered: one answer each before `begin`, then on until a little after `done`."""
 
         async def ask() -> list[httpx.Response]:
             answers: list[httpx.Response] = []
+            answered: set[int] = set()
             ended = asyncio.Event()
 
             async def client(number: int) -> None:
@@ -81,9 +82,14 @@ class Replica:
                     while not ended.is_set():
                         asked = body | {"max_tokens": 40, "temperature": 0, "stream": number % 2 == 0}
                         answers.append(await http.post(f"{self.url}/v1/chat/completions", json=asked))
+                        answered.add(number)
 
             clients = [asyncio.ensure_future(client(number)) for number in range(4)]
             deadline = time.monotonic() + 150
+            while len(answered) < len(clients):
+                assert time.monotonic() < deadline, f"only clients {answered} were answered"
+                await asyncio.sleep(0.02)
+            await asyncio.to_thread(begin)
             while not await asyncio.to_thread(done):
                 assert time.monotonic() < deadline, f"it did not come about: {self.run()}"
                 await asyncio.sleep(0.2)
@@ -112,13 +118,14 @@ def test_a_replica_goes_to_another_k_and_back_and_every_request_is_answered(repl
     first = replica.stats()["report"]
     for digest, k in (("five", 5), ("seven", 7)):
         replica.knows(digest, k)
-        replica.order(digest)
         began = time.monotonic()
-        answers = replica.asked_until(lambda digest=digest: replica.serves(digest))
+        answers = replica.asked(
+            lambda digest=digest: replica.order(digest), lambda digest=digest: replica.serves(digest)
+        )
         assert answers and all(a.status_code == 200 and '"error"' not in a.text for a in answers)
-        run = replica.run()
-        assert run is not None and run.differences == () and run.failed is None and run.figures is not None
-        assert len(run.figures.accepted_per_position) == k and run.figures.requests > 0 and run.figures.errors == 0
+        run = until(lambda: (run := replica.run()) and run.figures and run.figures.requests > 0 and run)
+        assert run.differences == () and run.failed is None
+        assert len(run.figures.accepted_per_position) == k and run.figures.errors == 0
         assert run.before is not None and run.before[1].ttft_count > 0
         assert pids_of("cpu") == [process] and not core.is_running()
         (core,) = replica.cores()
@@ -129,7 +136,6 @@ def test_a_replica_goes_to_another_k_and_back_and_every_request_is_answered(repl
 
 def test_an_engine_that_does_not_start_is_replaced_by_the_old_one(replica: Replica) -> None:
     replica.knows("failing", 5, **{"engine.vllm_args.worker_extension_cls": "tests.no.such.Extension"})
-    replica.order("failing")
     was = replica.run()
     assert was is not None
 
@@ -137,7 +143,7 @@ def test_an_engine_that_does_not_start_is_replaced_by_the_old_one(replica: Repli
         run = replica.run()
         return run is not None and run.failed is not None and run.phase == "serving"
 
-    answers = replica.asked_until(back)
+    answers = replica.asked(lambda: replica.order("failing"), back)
     assert answers and all(a.status_code == 200 and '"error"' not in a.text for a in answers)
     run = replica.run()
     assert run is not None and run.failed is not None and run.failed.digest == "failing" and run.digest == was.digest
@@ -145,15 +151,31 @@ def test_an_engine_that_does_not_start_is_replaced_by_the_old_one(replica: Repli
 
 
 def test_a_stream_that_outlives_the_drain_ends_with_an_error_event(replica: Replica) -> None:
+    # Hot sampling, so that hardly a guess is accepted, and eight at once: no machine is through with them in the drain.
     body = {"model": "demo", "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 1900, "stream": True}
-    with httpx.stream(
-        "POST", f"{replica.url}/v1/chat/completions", json=body | {"ignore_eos": True}, timeout=60
-    ) as response:
-        lines = response.iter_lines()
-        next(lines)
-        replica.order("five", drain_s=0.2)
-        rest = [line for line in lines if line]
-    assert rest[-1] == "data: [DONE]" and '"error"' in rest[-2]
-    until(lambda: replica.serves("five"), seconds=120)
+    body |= {"ignore_eos": True, "temperature": 2.0}
+
+    async def stream(begun: asyncio.Event) -> list[str]:
+        lines = []
+        async with (
+            httpx.AsyncClient(timeout=60) as http,
+            http.stream("POST", f"{replica.url}/v1/chat/completions", json=body) as response,
+        ):
+            async for line in response.aiter_lines():
+                begun.set()
+                lines += [line] if line else []
+        return lines
+
+    async def streams() -> list[list[str]]:
+        begun = [asyncio.Event() for _ in range(8)]
+        running = [asyncio.ensure_future(stream(event)) for event in begun]
+        await asyncio.wait_for(asyncio.gather(*(event.wait() for event in begun)), 60)
+        await asyncio.to_thread(replica.order, "three", 0.2)
+        return await asyncio.gather(*running)
+
+    replica.knows("three", 3)
+    for lines in asyncio.run(streams()):
+        assert lines[-1] == "data: [DONE]" and '"error"' in lines[-2], lines[-2:]
+    until(lambda: replica.serves("three"), seconds=120)
     run = replica.run()
     assert run is not None and run.before is not None and run.before[1].errors == 0

@@ -88,15 +88,36 @@ class Rollouts(RuleBasedStateMachine):
         self.ask(lambda: self.app.rollouts.pause(APP, paused, "me"))
         self.time_passes(then)
 
-    @precondition(lambda self: self.untold is None and self.deployed < 2)
+    @precondition(lambda self: self.untold is None and self.deployed < 2 and self.ray_serve_has_the_app())
     @rule(names=pools, variant=variants, twin=twins, then=seconds)
     def somebody_deploys_through_ray_serve(self, names: str, variant: int, twin: str, then: int) -> None:
+        self.deploys(f"{names or self.names}{variant}{twin}")
+        self.time_passes(then)
+
+    @precondition(lambda self: self.ray_serve_has_the_app())
+    @rule(sure=st.sampled_from([False, False, False, True]), then=seconds)
+    def somebody_deletes_the_app(self, sure: bool, then: int) -> None:
+        if sure:
+            self.untold = None
+            self.app.delete()
+            self.time_passes(then)
+
+    @precondition(lambda self: not self.app.serve.has_the_app and not self.store.down)
+    @rule(names=pools, variant=variants, twin=twins, then=seconds)
+    def somebody_deploys_it_again(self, names: str, variant: int, twin: str, then: int) -> None:
+        self.deploys(f"{names or self.names}{variant}{twin}")
+        self.time_passes(then)
+
+    def ray_serve_has_the_app(self) -> bool:
+        """And can be told something about it."""
+        return self.app.serve.has_the_app and not self.store.down
+
+    def deploys(self, name: str) -> None:
+        """Through Ray Serve. Its replicas are new ones, all of them."""
         self.deployed += 1
-        offered = GENERATIONS[f"{names or self.names}{variant}{twin}"]
-        self.untold = replace(offered, built_at=self.app.clock.now + self.deployed / 1000)
+        self.untold = replace(GENERATIONS[name], built_at=self.app.clock.now + self.deployed / 1000)
         self.app.serve.deploy(self.untold, {pool: f"deploy-{self.deployed}" for pool in self.untold.pools})
         self.the_ingress_tells()
-        self.time_passes(then)
 
     @rule(seconds=seconds)
     def time_passes(self, seconds: int) -> None:
@@ -113,7 +134,7 @@ class Rollouts(RuleBasedStateMachine):
         bound = app.serve.bound
         names = list(app.replicas)
         replica = app.replicas[names[number % len(names)]] if names else None
-        if what == "add" and len(names) < 6:
+        if what == "add" and len(names) < 6 and app.serve.has_the_app:
             pool = sorted(bound.pools)[number % len(bound.pools)]
             app.add(pool, bound.digest)
         if replica is None:
@@ -147,7 +168,7 @@ class Rollouts(RuleBasedStateMachine):
         app, store = self.app, self.store
         if what == "starts":
             app.cannot_start.clear()
-        elif what == "ingress" and self.untold is None:
+        elif what == "ingress" and self.untold is None and app.serve.has_the_app:
             before = self.current()
             self.ask(lambda: app.rollouts.deployed(app.serve.bound))
             assert store.down or self.current() == before, "it told nothing new"
@@ -181,6 +202,10 @@ class Rollouts(RuleBasedStateMachine):
         app.cannot_start.clear()
         app.serve.failures, self.store.down, self.store.writes_left = 0, False, None
         self.planner_is_back()
+        if not app.serve.has_the_app:
+            self.time_passes(60)
+            assert not app.rollouts.has_deployed(APP) and app.shown()["rollout"] is None, app.story()
+            self.deploys(f"{self.names}0")
         for replica in list(app.replicas.values()):
             replica.mute = False
             if replica.dead:
