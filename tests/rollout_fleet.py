@@ -106,6 +106,7 @@ class Replica:
     differences: tuple[str, ...] = ()
     mute: bool = False
     was_mute: bool = False
+    hangs: bool = False
 
     def run(self) -> ReplicaRun:
         return ReplicaRun(
@@ -134,7 +135,11 @@ class Deployment:
 
 @dataclass
 class Serve:
-    """Ray Serve as far as a rollout sees it, and the planner's `Applier`. A planner that dies takes its work along."""
+    """Ray Serve as far as a rollout sees it, and the planner's `Applier`. A planner that dies takes its work along.
+
+    Attributes:
+        digests: what each pool's newcomers are made with, by pool.
+    """
 
     app: "SimulatedApp"
     bound: GenerationOffer
@@ -143,6 +148,7 @@ class Serve:
     results: dict[str, str] = field(default_factory=dict)
     failures: int = 0
     has_the_app: bool = True
+    digests: dict[str, str] = field(default_factory=dict)
     deployments: list[tuple[str, dict[str, str]]] = field(default_factory=list)
 
     def start(self, app: str, key: str, offer: GenerationOffer, restart: dict[str, str]) -> None:
@@ -168,19 +174,41 @@ class Serve:
                 self.failures = max(0, self.failures - 1)
                 self.results[work.key] = "RuntimeError: no such deployment"
             else:
-                self.deploy(work.offer, work.restart)
+                self.apply(work.offer, work.restart)
                 self.results[work.key] = ""
         self._replace_one()
 
     def deploy(self, offer: GenerationOffer, restart: dict[str, str]) -> None:
+        """As it is told, by whomever."""
         self.deployments.append((offer.digest, restart))
-        there = set(self.bound.pools) if self.has_the_app else set()
+        there = set(self.digests) if self.has_the_app else set()
         self.has_the_app, self.bound = True, offer
+        self.digests = dict.fromkeys(offer.pools, offer.digest)
         self.versions.update(restart)
-        for pool in sorted(set(offer.pools) - there):
-            self.app.add(pool, offer.digest)
+        self._start_and_stop(set(offer.pools) - there)
+
+    def apply(self, offer: GenerationOffer, restart: dict[str, str]) -> None:
+        """As `deployments.applying` does: who needs other resources and is not to be replaced stays as he is."""
+        self.deployments.append((offer.digest, restart))
+        there = set(self.digests)
+        named = {pool for pool in offer.pools if pool in there or pool in restart}
+        waiting = {pool for pool in there & named if pool not in restart and self._differs(pool, offer)}
+        kept = {pool: digest for pool, digest in self.digests.items() if pool in waiting or pool not in offer.pools}
+        whole = dict.fromkeys(offer.pools, offer.digest)
+        self.digests = {**dict.fromkeys(named, offer.digest), **kept} if waiting else whole
+        self.bound = offer
+        self.versions.update(restart)
+        self._start_and_stop(set(self.digests) - there)
+
+    def _differs(self, pool: str, offer: GenerationOffer) -> bool:
+        made_with = self.app.offers[self.digests[pool]].pools[pool]
+        return made_with.placement_digest != offer.pools[pool].placement_digest
+
+    def _start_and_stop(self, new: set[str]) -> None:
+        for pool in sorted(new):
+            self.app.add(pool, self.digests[pool])
         for replica in list(self.app.replicas.values()):
-            if replica.pool not in offer.pools:
+            if replica.pool not in self.digests:
                 self.app.stop(replica.name)
 
     def _replace_one(self) -> None:
@@ -189,7 +217,7 @@ class Serve:
             wanted = self.versions.get(replica.pool, "")
             if self.app.version[replica.name] != wanted:
                 self.app.stop(replica.name)
-                self.app.add(replica.pool, self.bound.digest)
+                self.app.add(replica.pool, self.digests[replica.pool])
                 return
 
 
@@ -203,7 +231,7 @@ class SimulatedApp:
         self.replicas: dict[str, Replica] = {}
         self.version: dict[str, str] = {}
         self.cannot_start: set[tuple[str, str]] = set()
-        self.serve = Serve(self, first)
+        self.serve = Serve(self, first, digests=dict.fromkeys(first.pools, first.digest))
         self.number = 0
         self.lost: list[float] = []
         self.worst = 0
@@ -249,6 +277,7 @@ class SimulatedApp:
         offer = replace(offer, built_at=self.clock.now)
         self.offers[offer.digest] = self.serve.bound = offer
         self.serve.has_the_app, self.serve.versions = True, {}
+        self.serve.digests = dict.fromkeys(offer.pools, offer.digest)
         for pool, count in replicas.items():
             for _ in range(count):
                 self.add(pool, offer.digest)
@@ -332,12 +361,12 @@ class SimulatedApp:
             replica.failed = FailedSwitch(digest=replica.digest, reason="ValueError: no such drafter")
             replica.digest, replica.phase, replica.dead = replica.old, "serving", ""
         elif replica.phase in ("switching", "starting"):
-            replica.phase, replica.dead = "serving", ""
+            replica.phase, replica.dead, replica.hangs = "serving", "", False
 
     def _check_unavailable(self, ordered: Replica) -> None:
-        """What our orders cost, at the moment when one more replica obeys."""
+        """What our orders cost, at the moment when one more replica obeys. Who hangs is given up after a while."""
         away = sum(
-            each.phase in ("draining", "switching") and not each.down and not each.was_mute
+            each.phase in ("draining", "switching") and not each.down and not each.was_mute and not each.hangs
             for each in self.replicas.values()
         )
         recently = sum(self.clock.now - at <= 40 for at in self.lost)

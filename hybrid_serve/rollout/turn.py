@@ -199,9 +199,16 @@ class Turn:
         self.event(f"ordered to generation {target.number}", how, replica=replica_id, pool=pool)
 
     def adopt(self, target: Generation) -> None:
-        """Whoever runs an equal engine takes the generation's name and the rest of its configuration at once."""
+        """Whoever runs an equal engine takes the generation's name and the rest of its configuration at once.
+
+        Not while that engine starts; and as one that may be without, if an order to restart it was not taken up yet.
+        """
         for replica_id, seen in list(self.needing(target, "adopt")):
-            self.order(replica_id, seen, target, restart=False)
+            begun = self.orders.get(replica_id)
+            if begun is None or begun.state != "ordered" or not begun.restart:
+                self.order(replica_id, seen, target, restart=False)
+            elif seen.run.digest != begun.digest:
+                self.order(replica_id, seen, target, restart=True, down=begun.down)
 
     # --- deployments through Ray Serve
 

@@ -131,18 +131,18 @@ class Rollouts(RuleBasedStateMachine):
     )
     def a_replica_meets(self, what: str, number: int) -> None:
         app = self.app
-        bound = app.serve.bound
+        digests = app.serve.digests
         names = list(app.replicas)
         replica = app.replicas[names[number % len(names)]] if names else None
         if what == "add" and len(names) < 6 and app.serve.has_the_app:
-            pool = sorted(bound.pools)[number % len(bound.pools)]
-            app.add(pool, bound.digest)
+            pool = sorted(digests)[number % len(digests)]
+            app.add(pool, digests[pool])
         if replica is None:
             return
         if what == "kill":
             app.kill(replica.name)
-            if replica.pool in bound.pools:
-                app.add(replica.pool, bound.digest)
+            if replica.pool in digests:
+                app.add(replica.pool, digests[replica.pool])
         elif what == "stop" and len(names) > 1:
             app.stop(replica.name)
         elif what == "die" and replica.phase == "serving":
@@ -152,7 +152,7 @@ class Rollouts(RuleBasedStateMachine):
             replica.mute, replica.was_mute = what == "mute", True
             app.lost.append(app.clock.now)
         elif what == "hang" and replica.phase == "switching":
-            replica.until = app.clock.now + 100
+            replica.until, replica.hangs = app.clock.now + 100, True
         self.time_passes(SECONDS[number])
 
     @rule(position=st.integers(0, 2), variant=variants, twin=twins)
@@ -210,7 +210,8 @@ class Rollouts(RuleBasedStateMachine):
             replica.mute = False
             if replica.dead:
                 app.kill(replica.name)
-                app.add(replica.pool, app.serve.bound.digest) if replica.pool in app.serve.bound.pools else None
+                if replica.pool in app.serve.digests:
+                    app.add(replica.pool, app.serve.digests[replica.pool])
         for _ in range(200):
             self.ask(lambda: app.rollouts.pause(APP, False, "me"))
             self.time_passes(10)
