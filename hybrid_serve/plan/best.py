@@ -29,30 +29,32 @@ def best(inputs: PlanInputs) -> Verdict:
     """
     if (refused := refusal(inputs)) is not None:
         return refused
+    unaided = stock(inputs)
     for_capacity = replace(inputs, workload=replace(inputs.workload, prefer="capacity"))
-    roomiest = _best(for_capacity)
+    roomy = _families(for_capacity)
+    roomiest = _roomiest(for_capacity, roomy, unaided)
     if inputs.workload.prefer == "capacity" or isinstance(roomiest, Impossible):
         return roomiest
-    return _faster(inputs, roomiest, _families(inputs) + _families(for_capacity))
+    return _faster(inputs, roomiest, _families(inputs) + roomy, unaided)
 
 
-def _best(inputs: PlanInputs) -> Verdict:
-    unaided = stock(inputs)
-    found = [plan for plan in _families(inputs) if fits(plan, inputs, inputs.settings.max_model_len)]
+def _roomiest(inputs: PlanInputs, families: list[KVPlan], unaided: Verdict) -> Verdict:
+    found = [plan for plan in families if fits(plan, inputs, inputs.settings.max_model_len)]
     if isinstance(unaided, Fits):
         better = [plan for plan in found if score(plan, inputs) < score(unaided.plan, inputs)]
         if not better:
             return unaided
         found = better
     if not found:
-        return _impossible(inputs, unaided)
+        return _impossible(inputs, families, unaided)
     chosen = min(found, key=lambda plan: score(plan, inputs))
     return NeedsPatch(plan=chosen, reason=_reason(chosen, unaided), remedy=_remedy(chosen, inputs))
 
 
-def _faster(inputs: PlanInputs, roomiest: Fits | NeedsPatch, plans: Iterable[KVPlan]) -> Verdict:
+def _faster(
+    inputs: PlanInputs, roomiest: Fits | NeedsPatch, plans: Iterable[KVPlan], unaided: Verdict
+) -> Fits | NeedsPatch:
     """The fastest of `plans` that holds nearly what the roomiest does; the roomiest if none is faster."""
-    unaided = stock(inputs)
 
     def holds_enough(plan: KVPlan) -> bool:
         mean, longest = mean_request_bytes(plan, inputs), _longest_request_bytes(plan, inputs)
@@ -96,12 +98,11 @@ def _mixes_backends(inputs: PlanInputs) -> bool:
     return inputs.drafter is not None and target != (drafter_kv_dtype(inputs) in PER_TOKEN_HEAD)
 
 
-def _impossible(inputs: PlanInputs, unaided: Verdict) -> Impossible:
+def _impossible(inputs: PlanInputs, families: list[KVPlan], unaided: Verdict) -> Impossible:
     """Memory is too small: the largest context over the plans of all families."""
-    options = _families(inputs)
-    if not options:
+    if not families:
         return unaided if isinstance(unaided, Impossible) else too_little_memory(unaided.plan, inputs, 0)
-    roomiest = max(options, key=lambda plan: largest_context(plan, inputs))
+    roomiest = max(families, key=lambda plan: largest_context(plan, inputs))
     return too_little_memory(roomiest, inputs, largest_context(roomiest, inputs))
 
 
