@@ -47,8 +47,8 @@ class EngineProcesses:
                         process.kill()
             while alive and time.monotonic() < deadline:
                 time.sleep(POLL_S)
-                self._cores()
                 alive = [process for process in alive if _is_alive(process)]
+        self._cores()
 
     def _cores(self) -> list[BaseProcess]:
         """Those that run; one that has ended is waited for, so that no zombie stays."""
@@ -56,6 +56,9 @@ class EngineProcesses:
 
 
 def _is_alive(process: psutil.Process) -> bool:
+    """A killed process is called a zombie as soon as its first thread has ended; while others are on their way out,
+    its memory is not free."""
     with suppress(psutil.NoSuchProcess):
-        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
+        if process.is_running():
+            return process.status() != psutil.STATUS_ZOMBIE or process.num_threads() > 1
     return False

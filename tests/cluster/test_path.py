@@ -12,6 +12,7 @@ from ray import serve
 
 from deployments.config import AppConfig
 from tests.cluster.conftest import App, chat, leave_after_first_event, until
+from tests.cluster.leaving import leave_while_it_runs
 from tests.demo_app import app_values
 
 pytestmark = pytest.mark.cluster
@@ -44,12 +45,13 @@ def test_a_stream_comes_token_by_token(app: App) -> None:
 @pytest.mark.parametrize("stream", [True, False])
 def test_a_client_that_leaves_ends_its_request_in_the_engine(app: App, stream: bool) -> None:
     body = chat(max_tokens=2000, stream=stream)
+    finished = app.stats()["engine"]["finished_requests"]
     if stream:
         leave_after_first_event(f"{app.url}/v1/chat/completions", body)
     else:
-        with pytest.raises(httpx.ReadTimeout):
-            httpx.post(f"{app.url}/v1/chat/completions", json=body, timeout=0.5)
+        leave_while_it_runs(app, body)
     until(lambda: app.running() == 0, seconds=15)
+    assert app.stats()["engine"]["finished_requests"] == finished, "it did not run to its end"
 
 
 def test_an_unknown_model_is_not_found(app: App) -> None:
@@ -100,8 +102,8 @@ def test_autoscaling_is_told_what_the_plan_holds(app: App) -> None:
 def test_a_replica_that_dies_in_a_stream_ends_it_with_an_error(
     pair_folder: Path, deployed: Callable[[AppConfig], Any]
 ) -> None:
-    with deployed(config_of(pair_folder, {"name": "dying"}, die_after_tokens=3)) as app:
-        lines = []
+    with deployed(config_of(pair_folder, {"name": "dying"}, token_s=0.5, die_after_tokens=3)) as app:
+        # The third token has half a second to get out before the process ends, without a flush.
         with httpx.stream("POST", f"{app.url}/v1/chat/completions", json=chat(stream=True), timeout=30) as response:
             lines = [line for line in response.iter_lines() if line]
         assert lines[-1] == "data: [DONE]"
@@ -122,7 +124,7 @@ def test_an_engine_unlike_its_plan_serves_and_is_told_as_a_mismatch(
     pair_folder: Path, deployed: Callable[[AppConfig], Any]
 ) -> None:
     with deployed(config_of(pair_folder, {"name": "unlike"}, num_blocks=5)) as app:
-        (entry,) = app.planned()
+        (entry,) = until(lambda: [entry for entry in app.planned() if entry["report"]])
         assert entry["state"] == "mismatch" and entry["differences"][0].endswith("got 5")
         assert "predicted != actual: num_blocks" in app.cluster.replica_log("unlike")
         assert app.openai.chat.completions.create(**chat(max_tokens=1))

@@ -54,7 +54,7 @@ def app(pair_folder: Path, deployed: Callable[[AppConfig], Any]) -> Iterator[App
 
 
 def test_what_was_predicted_is_what_the_engine_got(app: App) -> None:
-    (entry,) = app.planned()
+    (entry,) = until(lambda: [entry for entry in app.planned() if entry["report"]])
     assert entry["state"] == "running" and entry["source"] == "planner"
     assert entry["report"]["num_blocks"] == entry["predicted_num_blocks"]
     assert entry["report"]["kv_tokens"] == entry["predicted_kv_tokens"] > entry["stock_kv_tokens"]
@@ -191,5 +191,5 @@ def test_without_the_planner_a_replica_plans_for_itself_and_says_so(
         assert stats["plan_note"] == "no answer from the planner within 0.0001 s"
         assert re.search(r"plan \d+\.\d s \(local: no answer from the planner", alone.cluster.replica_log("alone"))
         assert alone.openai.chat.completions.create(**chat(max_tokens=1))
-        (entry,) = alone.planned()
+        (entry,) = until(lambda: [entry for entry in alone.planned() if entry["report"]])
         assert entry["state"] == "running" and "planned locally, reconciled" in entry["note"]

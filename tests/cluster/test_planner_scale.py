@@ -9,17 +9,18 @@ import psutil
 import pytest
 import ray
 
+from hybrid_serve.negotiation.client import DEFAULT_TIMEOUT_S
 from hybrid_serve.negotiation.offer import PlanAnswer
 from hybrid_serve.negotiation.planner import Planner
 from hybrid_serve.negotiation.store import MemoryStore, RayStore, Store
 from tests.cluster.conftest import Cluster
 from tests.fleets import report_of
-from tests.unit.test_negotiation_speed import KINDS, offers
+from tests.unit.test_negotiation_speed import KINDS, SLACK, offers
 
 pytestmark = pytest.mark.cluster
 
 REPLICAS = 1000
-NEGOTIATION_SECONDS = 5.0
+NEGOTIATION_SECONDS = 2.5
 GROWTH_BYTES = 200 * 2**20
 
 
@@ -31,14 +32,14 @@ def planner(cluster: Cluster) -> Iterator[Any]:
     ray.kill(actor)
 
 
-def test_a_thousand_replicas_of_eight_kinds_are_negotiated_with_within_5_seconds(planner: Any) -> None:
+def test_a_thousand_replicas_of_eight_kinds_are_negotiated_with_before_one_plans_for_itself(planner: Any) -> None:
     assert len(KINDS) == 8
     asked = offers(REPLICAS)
     process = psutil.Process(ray.get(planner.status.remote(), timeout=30)["pid"])
     before = process.memory_info().rss
-    started = time.monotonic()
+    started, worked = time.monotonic(), sum(process.cpu_times()[:2])
     answers: list[PlanAnswer] = ray.get([planner.negotiate.remote(offer) for offer in asked], timeout=60)
-    negotiated = time.monotonic() - started
+    negotiated, worked = time.monotonic() - started, sum(process.cpu_times()[:2]) - worked
     assert {answer.refusal for answer in answers} == {""}
     assert len({answer.agreement for answer in answers}) == 1
     told = [(offer, answer, report_of(answer), "i") for offer, answer in zip(asked, answers, strict=True)]
@@ -49,10 +50,12 @@ def test_a_thousand_replicas_of_eight_kinds_are_negotiated_with_within_5_seconds
     heartbeats = time.monotonic() - beat
     status = ray.get(planner.status.remote(), timeout=60)
     grown = process.memory_info().rss - before
-    print(f"negotiated in {negotiated:.2f} s, heartbeats in {heartbeats:.2f} s, grown by {grown / 2**20:.0f} MiB")
+    print(f"negotiated in {negotiated:.2f} s, {worked:.2f} s of them the planner's CPU time")
+    print(f"heartbeats in {heartbeats:.2f} s, grown by {grown / 2**20:.0f} MiB")
     assert status["integrity"] == ""
     assert [entry["state"] for entry in status["replicas"]] == ["running"] * REPLICAS
-    assert negotiated < NEGOTIATION_SECONDS
+    assert negotiated < DEFAULT_TIMEOUT_S, "replicas would have planned for themselves"
+    assert worked < SLACK * NEGOTIATION_SECONDS
     assert grown < GROWTH_BYTES
 
 

@@ -7,13 +7,14 @@ from typing import Any
 
 import httpx
 import openai
-import psutil
 import pytest
 
 from deployments.config import AppConfig
 from deployments.loading import load_config
 from hybrid_serve.demo.corpus import held_out_prompts
 from tests.cluster.conftest import App, chat, leave_after_first_event, pids_of, until
+from tests.cluster.engine_cores import engine_cores
+from tests.cluster.leaving import leave_while_it_runs
 from tests.prometheus import of_pool
 
 pytestmark = pytest.mark.cluster
@@ -37,7 +38,7 @@ PROMPT = held_out_prompts(1, seed=3)[0].text
 
 
 def test_predicted_is_actual_and_more_than_stock(app: App) -> None:
-    (entry,) = app.planned()
+    (entry,) = until(lambda: [entry for entry in app.planned() if entry["report"]])
     assert entry["state"] == "running" and entry["differences"] == []
     assert entry["report"]["num_blocks"] == entry["predicted_num_blocks"] > 0
     assert entry["report"]["kv_tokens"] == entry["predicted_kv_tokens"] > entry["stock_kv_tokens"] > 0
@@ -86,13 +87,15 @@ def test_what_vllm_adds_to_the_api_is_there(app: App) -> None:
 
 @pytest.mark.parametrize("stream", [True, False])
 def test_a_client_that_leaves_ends_its_request_in_the_engine(app: App, stream: bool) -> None:
-    body = chat(max_tokens=1900, ignore_eos=True, stream=stream)
+    # Hot sampling, so that hardly a guess is accepted: no machine is through with it before the client has left.
+    body = chat(max_tokens=1900, ignore_eos=True, temperature=2.0, stream=stream)
+    finished = app.stats()["engine"]["finished_requests"]
     if stream:
         leave_after_first_event(f"{app.url}/v1/chat/completions", body)
     else:
-        with pytest.raises(httpx.ReadTimeout):
-            httpx.post(f"{app.url}/v1/chat/completions", json=body, timeout=0.5)
+        leave_while_it_runs(app, body)
     until(lambda: app.running() == 0, seconds=15)
+    assert app.stats()["engine"]["finished_requests"] == finished, "it did not run to its end"
 
 
 @pytest.mark.parametrize(
@@ -134,10 +137,11 @@ def test_replicas_measure_what_requests_need(app: App) -> None:
     assert app.stats()["reserved"] == {}
 
 
+@pytest.mark.timeout(600)
 def test_a_killed_engine_core_ends_its_stream_and_costs_nothing_but_503_until_a_replica_is_back(app: App) -> None:
     """The last test of this file: its engine is gone after it."""
     (replica,) = pids_of("cpu")
-    (core,) = [p for p in psutil.Process(replica).children(recursive=True) if "EngineCore" in " ".join(p.cmdline())]
+    (core,) = engine_cores(replica)
     body = chat(max_tokens=1900, ignore_eos=True, stream=True)
     with httpx.stream("POST", f"{app.url}/v1/chat/completions", json=body, timeout=30) as response:
         lines = response.iter_lines()
@@ -148,7 +152,7 @@ def test_a_killed_engine_core_ends_its_stream_and_costs_nothing_but_503_until_a_
     killed = time.monotonic()
     told = []
     while not told or told[-1] != 200:
-        assert time.monotonic() - killed < 120, f"no replica is back: {told}"
+        assert time.monotonic() - killed < 240, f"no replica is back: {told}"
         answer = httpx.post(f"{app.url}/v1/chat/completions", json=chat(max_tokens=4), timeout=20)
         told.append(answer.status_code)
         assert answer.status_code == 200 or int(answer.headers["retry-after"]) >= 1

@@ -18,6 +18,7 @@ from deployments.fleet import plan_model
 from deployments.loading import load_config
 from hybrid_serve.rollout.wire import ReplicaRun
 from tests.cluster.conftest import Cluster, pids_of, until
+from tests.cluster.engine_cores import engine_cores
 from tests.cluster.ordering_planner import ordering_planner
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
@@ -66,7 +67,7 @@ class Replica:
 
     def cores(self) -> list[psutil.Process]:
         (pid,) = pids_of("cpu")
-        return [p for p in psutil.Process(pid).children(recursive=True) if "EngineCore" in " ".join(p.cmdline())]
+        return engine_cores(pid)
 
     def asked(self, begin: Callable[[], None], done: Callable[[], bool]) -> list[httpx.Response]:
         """What four clients were answered: one answer each before `begin`, then on until a little after `done`."""

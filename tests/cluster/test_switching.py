@@ -53,13 +53,30 @@ class Fleet:
         """Of the replicas that serve."""
         return {replica: run.digest for replica, run in self.runs().items() if run.phase == "serving"}
 
-    def load(self, until_then: Callable[[], bool], at_once: int = 12, **values: Any) -> list[httpx.Response]:
-        return asyncio.run(asks(self.cluster.url, until_then, at_once, values))
+    def begun(self) -> dict[str, int]:
+        """Requests of which each replica's engine has made the first token."""
+        return {replica: run.figures.ttft_count for replica, run in self.runs().items() if run.figures is not None}
+
+    def load(
+        self, done: Callable[[], bool], begin: Callable[[], None] = lambda: None, least: int = 0, **values: Any
+    ) -> list[httpx.Response]:
+        return asyncio.run(asks(self.cluster.url, begin, done, least, values))
 
 
-async def asks(url: str, done: Callable[[], bool], at_once: int, values: dict[str, Any]) -> list[httpx.Response]:
-    """Clients that ask again and again until `done`, which is looked at in a thread."""
+CLIENTS = 12
+LONGEST_S = 120.0
+
+
+async def asks(
+    url: str, begin: Callable[[], None], done: Callable[[], bool], least: int, values: dict[str, Any]
+) -> list[httpx.Response]:
+    """What clients were answered that ask again and again.
+
+    `begin` is called once each has been answered; then they go on until `done`, and until there are `least` answers.
+    The last answer of each is to a request that was sent after that. Both are called in a thread.
+    """
     answers: list[httpx.Response] = []
+    told = [0] * CLIENTS
     ended = asyncio.Event()
 
     async def client(number: int) -> None:
@@ -68,13 +85,22 @@ async def asks(url: str, done: Callable[[], bool], at_once: int, values: dict[st
                 prompt = [{"role": "user", "content": f"{number} " + "x" * (10 * number)}]
                 body = {"model": "demo", "messages": prompt, "stream": number % 2 == 0, **values}
                 answers.append(await http.post(f"{url}/v1/chat/completions", json=body))
+                told[number] += 1
 
-    clients = [asyncio.ensure_future(client(number)) for number in range(at_once)]
-    deadline = time.monotonic() + 60
-    while not await asyncio.to_thread(done):
-        assert time.monotonic() < deadline, "it did not come about in 60 s"
-        await asyncio.sleep(0.05)
-    await asyncio.sleep(0.5)
+    clients = [asyncio.ensure_future(client(number)) for number in range(CLIENTS)]
+    deadline = time.monotonic() + LONGEST_S
+
+    async def comes_about(what: str, condition: Callable[[], bool]) -> None:
+        while not await asyncio.to_thread(condition):
+            assert not [one.result() for one in clients if one.done()], "a client has gone"
+            assert time.monotonic() < deadline, f"after {LONGEST_S:g} s and {len(answers)} answers: {what}"
+            await asyncio.sleep(0.02)
+
+    await comes_about("a client had no answer", lambda: min(told) > 0)
+    await asyncio.to_thread(begin)
+    await comes_about("it did not come about", lambda: done() and len(answers) > least)
+    before = list(told)
+    await comes_about("a client had no answer since", lambda: min(map(int.__sub__, told, before)) > 1)
     ended.set()
     await asyncio.gather(*clients)
     return answers
@@ -86,7 +112,7 @@ def fleet(pair_folder: Path, cluster: Cluster) -> Iterator[Fleet]:
         fleet = Fleet(cluster, planner, pair_folder)
         serve.run(build(fleet.config()))
         try:
-            until(lambda: len(fleet.digests()) == 2, seconds=30)
+            until(lambda: len(fleet.digests()) == 2)
             yield fleet
         finally:
             serve.delete("default")
@@ -102,31 +128,28 @@ def test_no_request_fails_when_one_replica_is_ordered_to_another_generation(flee
     fleet.knows("five", num_speculative_tokens=5, vllm_args={"token_s": 0.005, "start_s": 1.5})
     first, second = sorted(fleet.runs())
     bound = fleet.digests()[second]
-    fleet.order(first, "five")
-    answers = fleet.load(lambda: fleet.digests() == {first: "five", second: bound}, max_tokens=30)
+    changed = {first: "five", second: bound}
+    answers = fleet.load(lambda: fleet.digests() == changed, lambda: fleet.order(first, "five"), 50, max_tokens=30)
     assert len(answers) > 50 and all(whole(answer, 30) for answer in answers), Counter(a.text[:300] for a in answers)
     run = fleet.runs()[first]
     assert run.before is not None and run.before[0] == bound and run.before[1].errors == 0
     assert run.failed is None and run.differences == () and run.device is not None
 
-    before = fleet.runs()
-    answers = fleet.load(lambda: fleet.runs()[first].figures.requests > before[first].figures.requests + 20)  # type: ignore[union-attr]
-    after = fleet.runs()
-    served = {name: after[name].figures.requests - before[name].figures.requests for name in after}  # type: ignore[union-attr]
-    assert min(served.values()) > 10, f"both get requests: {served}"
+    before = fleet.begun()
+    both_get_requests = fleet.load(lambda: all(now > before[name] + 20 for name, now in fleet.begun().items()))
+    assert all(whole(answer, 16) for answer in both_get_requests)
 
 
 def test_a_switch_that_fails_costs_no_request_either(fleet: Fleet) -> None:
     fleet.knows("failing", num_speculative_tokens=5, vllm_args={"start_s": 1.0, "fail": "no luck"})
     _, second = sorted(fleet.runs())
     was = fleet.digests()[second]
-    fleet.order(second, "failing")
 
     def told() -> bool:
         run = fleet.runs()[second]
         return run.phase == "serving" and run.failed is not None
 
-    answers = fleet.load(told, max_tokens=30)
+    answers = fleet.load(told, lambda: fleet.order(second, "failing"), max_tokens=30)
     assert all(whole(answer, 30) for answer in answers), Counter(answer.text[:300] for answer in answers)
     run = fleet.runs()[second]
     assert run.digest == was and run.failed is not None and run.failed.reason == "no luck"
@@ -134,41 +157,55 @@ def test_a_switch_that_fails_costs_no_request_either(fleet: Fleet) -> None:
 
 
 def test_requests_of_a_fleet_that_changes_all_at_once_wait_for_it(fleet: Fleet) -> None:
-    fleet.knows("three", num_speculative_tokens=3, vllm_args={"token_s": 0.005, "start_s": 2.0})
-    replicas = sorted(fleet.runs())
-    for replica in replicas:
-        fleet.order(replica, "three")
-    answers = fleet.load(lambda: set(fleet.digests().values()) == {"three"} and len(fleet.digests()) == 2, max_tokens=5)
+    # Long enough that the two are without an engine at once, however long after the other the second begins.
+    fleet.knows("three", num_speculative_tokens=3, vllm_args={"token_s": 0.005, "start_s": 4.0})
+
+    def order() -> None:
+        for replica in fleet.runs():
+            fleet.order(replica, "three")
+
+    answers = fleet.load(lambda: list(fleet.digests().values()) == ["three"] * 2, order, max_tokens=5)
     assert all(whole(answer, 5) for answer in answers), Counter(answer.text[:300] for answer in answers)
     assert max(answer.elapsed.total_seconds() for answer in answers) > 1.0
 
 
 def test_what_outlives_the_drain_ends_with_an_error_event_or_is_served_elsewhere(fleet: Fleet) -> None:
     fleet.knows("slow", num_speculative_tokens=3, vllm_args={"token_s": 0.2})
-    replicas = sorted(fleet.runs())
-    for replica in replicas:
+    fleet.knows("quick", num_speculative_tokens=3, vllm_args={"token_s": 0.005})
+    first, second = sorted(fleet.runs())
+    for replica in (first, second):
         fleet.order(replica, "slow")
-    until(lambda: sorted(fleet.digests().values()) == ["slow", "slow"], seconds=30)
+    until(lambda: fleet.digests() == {first: "slow", second: "slow"})
 
-    async def long_answers() -> list[httpx.Response]:
-        body = {"model": "demo", "messages": [], "max_tokens": 25}
+    # The ingress hears a little later than the planner that both serve again.
+    answers = fleet.load(lambda: min(fleet.begun().values()) > 0, max_tokens=1)
+    told = until(lambda: sum((begun := fleet.begun()).values()) == len(answers) and begun)
+
+    async def asked(http: httpx.AsyncClient, stream: bool) -> list[asyncio.Future[httpx.Response]]:
+        """Four more requests of 8 s, once all have begun."""
+        body = {"model": "demo", "messages": [], "max_tokens": 40, "stream": stream}
+        url, already = f"{fleet.cluster.url}/v1/chat/completions", sum(fleet.begun().values())
+        asking = [asyncio.ensure_future(http.post(url, json=body)) for _ in range(4)]
+        await asyncio.to_thread(until, lambda: sum(fleet.begun().values()) == already + 4)
+        return asking
+
+    async def long_answers() -> tuple[int, list[httpx.Response]]:
+        """How many streams `first` had when it was ordered away, and all answers."""
         async with httpx.AsyncClient(timeout=60) as http:
-            asking = [
-                asyncio.ensure_future(
-                    http.post(f"{fleet.cluster.url}/v1/chat/completions", json={**body, "stream": number % 2 == 0})
-                )
-                for number in range(8)
-            ]
-            await asyncio.sleep(1.5)
-            await asyncio.to_thread(fleet.order, replicas[0], "three", 0.5)
-            return await asyncio.gather(*asking)
+            streams = await asked(http, stream=True)
+            streaming = fleet.begun()
+            others = await asked(http, stream=False)
+            both = fleet.begun()
+            assert all(told[each] < streaming[each] < both[each] for each in told), f"{told}, {streaming}, {both}"
+            await asyncio.to_thread(fleet.order, first, "quick", 0.5)
+            return streaming[first] - told[first], await asyncio.gather(*streams, *others)
 
-    answers = asyncio.run(long_answers())
-    assert [answer.status_code for answer in answers] == [200] * 8
-    broken = [answer for answer in answers if not whole(answer, 25)]
-    assert 0 < len(broken) < 8 and all("event-stream" in answer.headers["content-type"] for answer in broken)
+    on_first, answers = asyncio.run(long_answers())
+    assert {answer.status_code for answer in answers} == {200}
+    broken = [answer for answer in answers if not whole(answer, 40)]
+    assert len(broken) == on_first and all("event-stream" in answer.headers["content-type"] for answer in broken)
     for answer in broken:
         *_, event, done = answer.text.strip().split("\n\n")
         assert '"error"' in event and done == "data: [DONE]"
-    until(lambda: sorted(fleet.digests().values()) == ["slow", "three"])
-    assert fleet.runs()[replicas[0]].before[1].errors == 0  # type: ignore[index]
+    until(lambda: fleet.digests() == {first: "quick", second: "slow"})
+    assert fleet.runs()[first].before[1].errors == 0  # type: ignore[index]

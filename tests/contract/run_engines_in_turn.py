@@ -2,7 +2,7 @@
 
     python -m tests.contract.run_engines_in_turn '[{"tokens": 7}, {"tokens": 5}]'
 
-Each task has the keys of `run_engine`, and `give_up_after`: seconds after which its start is cancelled.
+Each task has the keys of `run_engine`, and `give_up`: its start is cancelled in the middle.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ async def run(tasks: list[dict[str, Any]]) -> list[dict[str, Any]]:
         task = {"policy": "best", "drafter": True} | task
         began = time.monotonic()
         pauses = asyncio.ensure_future(longest_pause())
-        answer = await given_up(task) if "give_up_after" in task else await live(task, DRAFT_DIR)
+        answer = await given_up(task) if task.get("give_up") else await live(task, DRAFT_DIR)
         pauses.cancel()
         seconds = time.monotonic() - began
         came.append(answer | {"left": left(), "seconds": seconds, "longest_pause": (await pauses)})
@@ -35,12 +35,18 @@ async def run(tasks: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 async def given_up(task: dict[str, Any]) -> dict[str, Any]:
     config, _ = configured(task, DRAFT_DIR)
-    starting = asyncio.ensure_future(VLLMEngine().start(config))
-    await asyncio.sleep(task["give_up_after"])
+    engine = VLLMEngine()
+    starting = asyncio.ensure_future(engine.start(config))
+    # A core takes its title when it has imported vLLM. It has yet to load its weights, however fast the machine is.
+    while not starting.done() and not any("EngineCore" in line for line in left()):
+        await asyncio.sleep(0.05)
     starting.cancel()
     began = time.monotonic()
     await asyncio.wait({starting})
-    return {"cancelled": starting.cancelled(), "took": time.monotonic() - began}
+    took = time.monotonic() - began
+    if not starting.cancelled():
+        await engine.stop()  # or the engines after it would have to share the machine
+    return {"cancelled": starting.cancelled(), "took": took}
 
 
 async def longest_pause() -> float:
@@ -56,8 +62,18 @@ async def longest_pause() -> float:
 
 def left() -> list[str]:
     """What runs below this process, but for multiprocessing's own tracker, which stays."""
-    lines = [" ".join(child.cmdline()) or child.status() for child in psutil.Process().children(recursive=True)]
-    return [line for line in lines if "resource_tracker" not in line]
+    lines = map(described, psutil.Process().children(recursive=True))
+    return [line for line in lines if line and "resource_tracker" not in line]
+
+
+def described(child: psutil.Process) -> str:
+    """Its command line; empty if it ended while it was looked at."""
+    try:
+        return " ".join(child.cmdline()) or child.status()
+    except psutil.ZombieProcess:
+        return psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return ""
 
 
 if __name__ == "__main__":

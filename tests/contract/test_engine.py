@@ -6,11 +6,13 @@ import subprocess
 import sys
 import time
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
+from deployments.local_haproxy import free_port
 from hybrid_serve.demo.geometry import DRAFT_DIR, TARGET_DIR
 from tests.contract.engine_process import ROOT, Run, agreement, run_engine, started
 from tests.contract.run_engine import PROMPTS
@@ -99,34 +101,36 @@ def test_a_plan_for_another_k_ends_the_start_with_both_sides() -> None:
     assert "is for another engine" in failed.log
 
 
-def test_vllms_own_server_runs_a_plan_without_ray() -> None:
+def test_vllms_own_server_runs_a_plan_without_ray(tmp_path: Path) -> None:
+    port, log = free_port(), tmp_path / "log"
     command = [
         sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(TARGET_DIR),
-        "--host", "127.0.0.1", "--port", "18231", "--max-model-len", "2048", "--max-num-seqs", "16",
+        "--host", "127.0.0.1", "--port", str(port), "--max-model-len", "2048", "--max-num-seqs", "16",
         "--max-num-batched-tokens", "2048", "--enforce-eager", "--no-enable-prefix-caching",
         "--kv-cache-memory-bytes", str(1 << 30), "--mamba-ssm-cache-dtype", "float32",
         "--speculative-config", json.dumps({"method": "dflash", "model": str(DRAFT_DIR), "num_speculative_tokens": 7}),
         "--additional-config", '{"hybrid_serve": {"plan": "auto"}}',
     ]  # fmt: skip
-    server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=ROOT)
+    # A pipe that nobody reads would stop the server once it is full.
+    server = subprocess.Popen(command, stdout=log.open("w"), stderr=subprocess.STDOUT, cwd=ROOT)
     try:
-        url = "http://127.0.0.1:18231"
-        wait_until_healthy(url, server)
+        url = f"http://127.0.0.1:{port}"
+        wait_until_healthy(url, server, log)
         body = {"model": str(TARGET_DIR), "prompt": "Request: count", "max_tokens": 4}
         assert httpx.post(f"{url}/v1/completions", json=body, timeout=60).status_code == 200
     finally:
         server.send_signal(signal.SIGTERM)
-        log = server.communicate(timeout=60)[0]
-    assert Run({}, log).logged_kv_tokens == best().logged_kv_tokens
+        server.wait(timeout=60)
+    assert Run({}, log.read_text()).logged_kv_tokens == best().logged_kv_tokens
 
 
-def wait_until_healthy(url: str, server: subprocess.Popen[str], seconds: float = 120) -> None:
+def wait_until_healthy(url: str, server: subprocess.Popen[bytes], log: Path, seconds: float = 300) -> None:
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
-        assert server.poll() is None, f"the server ended: {server.communicate()[0][-3000:]}"
+        assert server.poll() is None, f"the server ended: {log.read_text()[-3000:]}"
         try:
             if httpx.get(f"{url}/health", timeout=2).status_code == 200:
                 return
         except httpx.HTTPError:
             time.sleep(0.5)
-    raise AssertionError(f"the server was not healthy within {seconds} s")
+    raise AssertionError(f"the server was not healthy within {seconds} s: {log.read_text()[-3000:]}")

@@ -7,6 +7,7 @@ from functools import cache
 from typing import Any
 
 import pytest
+from ray.serve._private.constants import DEFAULT_HEALTH_CHECK_TIMEOUT_S
 
 from tests.contract.engine_process import ROOT
 
@@ -16,7 +17,7 @@ PROMPTS = 8
 TASKS = (
     {"tokens": 7, "prompts": PROMPTS},
     {"tokens": 5, "prompts": PROMPTS},
-    {"tokens": 7, "give_up_after": 8},
+    {"tokens": 7, "give_up": True},
     {"tokens": 7, "plan_tokens": 3},
     {"tokens": 7, "prompts": PROMPTS},
 )
@@ -75,6 +76,7 @@ def test_nothing_is_left_of_an_engine_that_ended() -> None:
 
 def test_a_start_that_is_given_up_ends_soon() -> None:
     given_up = in_turn()[2]
+    print(f"given up after {given_up['seconds'] - given_up['took']:.2f} s, ended {given_up['took']:.2f} s later")
     assert given_up["cancelled"] and given_up["took"] < 5
 
 
@@ -83,4 +85,6 @@ def test_a_start_that_fails_does_not_keep_the_next_from_starting() -> None:
 
 
 def test_the_event_loop_goes_on_while_an_engine_starts() -> None:
-    assert max(each["longest_pause"] for each in in_turn()) < 3, "Ray Serve asks for health meanwhile"
+    pauses = [each["longest_pause"] for each in in_turn()]
+    print(f"pauses of {pauses} s")
+    assert max(pauses) < DEFAULT_HEALTH_CHECK_TIMEOUT_S / 3, "Ray Serve asks for health meanwhile"

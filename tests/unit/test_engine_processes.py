@@ -1,7 +1,9 @@
 """An engine has ended when all of its processes have."""
 
 import multiprocessing
+import threading
 import time
+from collections.abc import Callable
 from multiprocessing.connection import Connection
 
 import psutil
@@ -23,9 +25,17 @@ def core(pipe: Connection) -> None:
     time.sleep(60)
 
 
-def started_core() -> multiprocessing.process.BaseProcess:
+def large_core(pipe: Connection) -> None:
+    block = bytearray(b"x") * (256 << 20)  # its pages are touched: to free them takes a while
+    threading.Thread(target=time.sleep, args=(60,)).start()
+    pipe.send("here")
+    time.sleep(60)
+    del block
+
+
+def started_core(target: Callable[[Connection], None] = core) -> multiprocessing.process.BaseProcess:
     ours, theirs = SPAWN.Pipe()
-    process = SPAWN.Process(target=core, args=(theirs,), name="EngineCore")
+    process = SPAWN.Process(target=target, args=(theirs,), name="EngineCore")
     process.start()
     assert ours.poll(30) and ours.recv() == "here"
     return process
@@ -49,3 +59,12 @@ def test_workers_that_outlive_their_core_are_waited_for_and_then_killed(monkeypa
     assert engine.running() == [] and before.is_alive()
     before.kill()
     before.join()
+
+
+def test_an_engine_whose_threads_are_still_ending_is_waited_for() -> None:
+    engine = EngineProcesses()
+    process = started_core(large_core)
+    running = engine.running()
+    engine.kill()
+    engine.wait_for_end(running)
+    assert not psutil.pid_exists(process.pid), "it is gone, and so is its memory; no zombie is left either"
