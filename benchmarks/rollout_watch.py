@@ -120,10 +120,6 @@ class Watch:
         found: dict[str, Any] = self.until(ended, f"{name} is over", seconds)
         return found
 
-    def passed(self, name: str) -> list[str]:
-        """The phases in which a rollout was seen, in order."""
-        return [phase for _, rollout, phase in self._seen if rollout == name]
-
     def phases(self, name: str) -> dict[str, float]:
         """Seconds that a rollout was seen in each phase; 0.0 for its end."""
         seen = [entry for entry in self._seen if entry[1] == name]

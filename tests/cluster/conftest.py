@@ -13,6 +13,7 @@ import pytest
 import ray
 from openai import OpenAI
 from ray import serve
+from ray.serve._private import client
 from ray.serve.config import HTTPOptions
 
 from deployments.builder import build
@@ -20,6 +21,9 @@ from deployments.config import AppConfig
 from deployments.local_haproxy import free_port
 from deployments.local_ray import private_ray
 from hybrid_serve.negotiation.planner import ACTOR_NAME, NAMESPACE
+
+# Ray's own is ten, in which a test that waits for a metric waits for nothing else. Costs 3 % of a core.
+EVERY_SECOND = {"metrics_report_interval_ms": 1000}
 
 
 @dataclass(frozen=True)
@@ -73,7 +77,13 @@ class App:
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[Cluster]:
     port = free_port()
-    with private_ray(num_cpus=4, object_store_memory=128 * 2**20, log_to_driver=False):
+    with (
+        private_ray(num_cpus=4, object_store_memory=128 * 2**20, log_to_driver=False, _system_config=EVERY_SECOND),
+        pytest.MonkeyPatch.context() as patch,
+    ):
+        # Whoever deploys or deletes an app looks every second whether that is done, and these tests do little else.
+        # Ray has no option for it; a release that has not this constant any more fails here.
+        patch.setattr(client, "CLIENT_POLLING_INTERVAL_S", 0.1)
         serve.start(http_options=HTTPOptions(host="127.0.0.1", port=port))
         yield Cluster(port, Path(ray._private.worker._global_node.get_logs_dir_path()))
         serve.shutdown()

@@ -6,8 +6,11 @@ from dataclasses import replace
 from typing import Any
 
 import ray
+from ray.experimental.internal_kv import _internal_kv_del
 
 from hybrid_serve.negotiation.planner import ACTOR_NAME, HEAD_NODE, NAMESPACE, Planner
+from hybrid_serve.negotiation.store import NAMESPACE as STORE
+from hybrid_serve.rollout.ledger import INDEX, rolled_out_key, wish_key
 from hybrid_serve.rollout.wire import Order, ReplicaRun
 from tests.cluster.conftest import until
 
@@ -48,7 +51,11 @@ class OrderingPlanner(Planner):
 
 @contextmanager
 def ordering_planner() -> Iterator[Any]:
-    """Its handle. Replicas that start in the block find it; afterwards there is none, and whoever asks starts one."""
+    """Its handle. Replicas that start in the block find it; afterwards there is none, and whoever asks starts one.
+
+    That one knows no app: those of tests before the block are none of its business, and to wait until it has heard from
+    their replicas (`SETTLE_S`) would be in vain.
+    """
     end_planner()
     planner = (
         ray.remote(OrderingPlanner)
@@ -59,7 +66,7 @@ def ordering_planner() -> Iterator[Any]:
     try:
         yield planner
     finally:
-        end_planner()
+        forget_generations()
 
 
 def end_planner() -> None:
@@ -73,3 +80,13 @@ def end_planner() -> None:
         return False
 
     until(gone, seconds=20)
+
+
+def forget_generations() -> None:
+    """The next planner numbers from 1, as on a cluster on which nothing was deployed before.
+
+    Call it while no app is deployed: its replicas would start a planner that reads what is being deleted.
+    """
+    end_planner()
+    for prefix in (INDEX, "rollout/", "generation/", wish_key(""), rolled_out_key("")):
+        _internal_kv_del(prefix, del_by_prefix=True, namespace=STORE)

@@ -49,6 +49,12 @@ def replicas() -> dict[str, set[str]]:
     }
 
 
+def control_loops() -> int:
+    """How often Ray Serve's controller has compared what is deployed with what is wanted, and acted on it."""
+    metrics = _get_global_client()._controller.get_health_metrics.remote()
+    return int(ray.get(metrics, timeout=30)["num_control_loops"])
+
+
 def is_declared() -> bool:
     """Whether the app is one of `serve deploy`, as KubeRay asks for it."""
     found = _get_global_client()._controller.get_serve_instance_details.remote(APIType.DECLARATIVE)
@@ -70,7 +76,7 @@ def declared(folder: Path, values: dict[str, Any]) -> Iterator[Callable[..., Non
         config = ServeDeploySchema.model_validate({"applications": [{**application, **changes}]})
         _get_global_client().deploy_apps(config)
         # An app that is built again is deploying from now on, until what was built is there.
-        until(lambda: is_declared() and serve.status().applications[APP].status == "RUNNING")
+        until(lambda: is_declared() and serve.status().applications[APP].status == "RUNNING", seconds=120)
 
     deploy()
     try:
@@ -104,8 +110,10 @@ def check_taken_in_place(before: dict[str, set[str]], url: str, offer: Generatio
     assert binding.info.deployment_config.request_router_config.request_routing_stats_period_s == 0.5
     bound = bound_generation(APP)
     assert bound is not None and bound.by_rollout and bound.offer == offer
-    until(lambda: status_of(url, 3000) == 413, seconds=10)
+    until(lambda: status_of(url, 3000) == 413, seconds=30)
     assert status_of(url, 10) == 200
+    looked = control_loops()
+    until(lambda: control_loops() >= looked + 2)  # the one that is on its way, and a whole one
     assert replicas() == before, "not even after Ray Serve has had the time"
 
 
