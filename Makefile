@@ -18,14 +18,14 @@ PIP = $(BIN)/python -m pip --disable-pip-version-check
 serve: venv
 	$(BIN)/python -m deployments.serve_demo --port $(PORT) --config $(CONFIG)
 
-# What only computes goes two at a time; engines, clusters and clocks have the machine to themselves.
+# Two files at a time. What only computes comes first, in processes that no Ray was started in.
 test: venv
-	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not alone"
-	$(BIN)/python -m pytest -m alone
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not engines"
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m engines
 
 # The generated problems of the tests that only compute, drawn anew: a failure is a test to add, with its inputs.
 explore: venv
-	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not alone" --hypothesis-profile exploring
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not engines" --hypothesis-profile exploring
 
 check: venv
 	$(BIN)/ruff check .

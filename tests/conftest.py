@@ -20,7 +20,7 @@ settings.load_profile("repeatable")
 
 def pytest_itemcollected(item: pytest.Item) -> None:
     if item.get_closest_marker("cluster"):
-        item.add_marker("alone")
+        item.add_marker("engines")
 
 
 def pytest_collection_finish() -> None:

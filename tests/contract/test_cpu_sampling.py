@@ -11,7 +11,7 @@ from vllm.v1.sample import rejection_sampler
 from hybrid_serve.engine.patches import cpu_sampling
 from hybrid_serve.facts.capabilities import capabilities
 
-pytestmark = [pytest.mark.contract, pytest.mark.alone]
+pytestmark = [pytest.mark.contract, pytest.mark.engines]
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from hybrid_serve.demo.geometry import DRAFT_DIR, TARGET_DIR
 from tests.contract.engine_process import ROOT, Run, agreement, run_engine, started
 from tests.contract.run_engine import PROMPTS
 
-pytestmark = [pytest.mark.contract, pytest.mark.alone, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.contract, pytest.mark.engines, pytest.mark.timeout(600)]
 
 
 @cache

@@ -8,7 +8,7 @@ from hybrid_serve.facts.capabilities import capabilities
 from tests.contract.engine_process import ROOT, Run, started
 from tests.contract.other_engine import python_of
 
-pytestmark = [pytest.mark.contract, pytest.mark.alone, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.contract, pytest.mark.engines, pytest.mark.timeout(900)]
 
 RELEASE = "0.32.0"
 PROMPTS = 12

@@ -11,7 +11,7 @@ from ray.serve._private.constants import DEFAULT_HEALTH_CHECK_TIMEOUT_S
 
 from tests.contract.engine_process import ROOT
 
-pytestmark = [pytest.mark.contract, pytest.mark.alone, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.contract, pytest.mark.engines, pytest.mark.timeout(600)]
 
 PROMPTS = 8
 TASKS = (

@@ -26,7 +26,7 @@ from tests.contract.wheels import tree
 from tests.fleets import SEED
 from tests.strategies import planning_problems
 
-pytestmark = [pytest.mark.contract, pytest.mark.alone, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.contract, pytest.mark.engines, pytest.mark.timeout(600)]
 
 ROOT = Path(__file__).parents[2]
 

@@ -9,8 +9,6 @@ import pytest
 from hybrid_serve.rollout.wire import Figures, ReplicaRun, RolloutOptions
 from tests.rollout_fleet import APP, SimulatedApp, offer, pool_offer
 
-pytestmark = pytest.mark.alone
-
 REPLICAS = 1000
 POOLS = [f"p{number}" for number in range(8)]
 OLD = offer("old", {pool: pool_offer(f"{pool}-1") for pool in POOLS})
