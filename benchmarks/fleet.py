@@ -175,7 +175,7 @@ def overload(fleet: LocalFleet, options: argparse.Namespace) -> dict[str, Any]:
     requests = mixed_requests(options.flood, seed=options.seed + 1, prompt_bytes=(200, 2400), tokens=(16, 64))
     began = time.monotonic()
     asyncio.run(load.open_loop(requests, per_second=200.0, seed=options.seed))
-    until(fleet.whole, 30)
+    until(fleet.whole, 120)
     return {"seconds": round(time.monotonic() - began, 1), **summary(load.outcomes)}
 
 

@@ -13,13 +13,17 @@ from benchmarks.steady_load import steady
 
 DEATHS = ("planner", "engine", "replica", "node")
 BEFORE_S, AFTER_S = 8.0, 4.0
-NOTICE_LIMIT_S, RECOVERY_LIMIT_S = 60.0, 180.0
+NOTICE_LIMIT_S, RECOVERY_LIMIT_S = 60.0, 600.0
+ON_THE_WAY_S = 0.5
+"""A request that was sent so long ago has reached its replica."""
 
 
 def after_death(fleet: LocalFleet, what: str, options: argparse.Namespace) -> dict[str, Any]:
     """What killing it cost. The load goes on until the fleet is whole again, and a little longer.
 
-    `streaming_on_it` are the requests that the victim had when it was killed: no more than these may be lost.
+    `streaming_on_it` are the requests that the victim had when they were counted, just before it was killed;
+    `sent_since_the_count` are those that were on the way by then, to whichever pool, or were sent until it was gone.
+    No more than these may be lost.
     """
     pool = fleet.pools[0]
     plans = _plans(fleet)
@@ -28,13 +32,16 @@ def after_death(fleet: LocalFleet, what: str, options: argparse.Namespace) -> di
     with steady(load, _mixed(options.seed + 100), options.rate, options.seed):
         time.sleep(BEFORE_S)
         processes = _victims(fleet, what, pool)
-        had = fleet.stats(pool)["engine"] if what != "planner" else {"running": 0, "waiting": 0}
+        counted_at = time.monotonic()
+        had = _requests_on(fleet, pool) if what != "planner" else 0
         killed_at = time.monotonic()
         if what == "node":
             fleet.kill_node(pool)
+            gone_at = time.monotonic()
             fleet.replace_node(pool)
         else:
             processes[0].kill()
+            gone_at = time.monotonic()
         if what != "planner":
             noticed = round(until(lambda: not fleet.whole(), NOTICE_LIMIT_S), 2)
         until(fleet.whole, RECOVERY_LIMIT_S)
@@ -42,16 +49,17 @@ def after_death(fleet: LocalFleet, what: str, options: argparse.Namespace) -> di
         time.sleep(AFTER_S)
     plans_now = _plans(fleet)
     kept = sorted(set(plans) & set(plans_now))
-    at = killed_at - load.began
+    on_the_way, at, gone = (at - load.began for at in (counted_at - ON_THE_WAY_S, killed_at, gone_at))
     status = fleet.status()
     return {
         "noticed_s": noticed,
         "whole_again_s": recovered,
-        "streaming_on_it": had["running"] + had["waiting"],
+        "streaming_on_it": had,
+        "sent_since_the_count": sum(on_the_way <= o.sent_s <= gone for o in load.outcomes),
         "lost": [_short(o) for o in load.outcomes if o.end not in ("done", "refused")],
-        "lost_that_were_sent_after": sum(o.sent_s > at and o.end not in ("done", "refused") for o in load.outcomes),
+        "lost_that_were_sent_after": sum(o.sent_s > gone and o.end not in ("done", "refused") for o in load.outcomes),
         "in_flight": sum(o.sent_s <= at <= o.sent_s + o.total_s for o in load.outcomes),
-        "sent_after": sum(o.sent_s > at for o in load.outcomes),
+        "sent_after": sum(o.sent_s > gone for o in load.outcomes),
         "replicas_kept": kept,
         "plans_kept": all(plans_now[replica] == plans[replica] for replica in kept),
         "left_over_processes": fleet.left_over(processes),
@@ -70,6 +78,14 @@ def _victims(fleet: LocalFleet, what: str, pool: str) -> list[psutil.Process]:
     else:
         process = fleet.engine_core(pool) if what == "engine" else fleet.replica(pool)
     return [process, *process.children(recursive=True)]
+
+
+def _requests_on(fleet: LocalFleet, pool: str) -> int:
+    """Of a pool's replica: as its engine last said, or those that hold room there, which it may not know yet."""
+    stats = fleet.stats(pool)
+    engine = stats["engine"]
+    reserved = sum(sequences for _, sequences in stats["reserved"].values())
+    return max(int(engine["running"] + engine["waiting"]), int(reserved))
 
 
 def _plans(fleet: LocalFleet) -> dict[str, str]:

@@ -192,7 +192,7 @@ def local_fleet(config: AppConfig) -> Iterator[LocalFleet]:
             serve.start(proxy_location="HeadOnly", http_options=HTTPOptions(host="127.0.0.1", port=port))
             serve._run(build(config), _blocking=False)
             try:
-                until(fleet.whole, 240)
+                until(fleet.whole, 600)
             except TimeoutError:
                 raise TimeoutError("\n".join(fleet.messages())) from None
             yield fleet

@@ -2,7 +2,9 @@
 
 Ray Serve pickles a policy with this module by value into its controller. What is shared lives in
 `deployments.autoscaling.shared`, so the package must be installed where the controller runs. Ray Serve applies the
-bounds and the upscale and downscale delays around what a policy answers. An exception here would stop the
+bounds and the upscale and downscale delays around what a policy answers, but no upscale delay to a deployment without
+running replicas (`_apply_default_params`): rightly where nothing runs, but a pool is not alone. So while other pools of
+its model serve, its policy holds such an increase back for the delay itself. An exception here would stop the
 controller's loop for every app, so none leaves.
 
 Each policy is told the digest of the generation that its deployment belongs to. No decision depends on it: Ray Serve
@@ -74,8 +76,9 @@ class PoolPolicy:
             # The controller has just begun, and asks one pool after the other: what is to be theirs is not ours.
             return current
         queues = figures.queues_of(self._facts[0].model, now)
+        pools = [demand.pool_of(facts, seen[facts.name]) for facts in self._facts if facts.name in seen]
         target = decide.decide_targets(
-            [demand.pool_of(facts, seen[facts.name]) for facts in self._facts if facts.name in seen],
+            pools,
             demand.demands_of(self._facts, seen, queues),
             utilisation=self._utilisation,
             margin=self._margin,
@@ -85,7 +88,23 @@ class PoolPolicy:
             return current
         if target.reason:
             self._say(f"{current} -> {target.replicas}", target.reason)
+        delayed = target.replicas > current and not ctx.running_replicas and self._others_serve(pools, seen)
+        if figures.must_wait(self._pool, wished=delayed, delay_s=ctx.config.upscale_delay_s, now=now):
+            return current
         return target.replicas
+
+    def _others_serve(self, pools: list[decide.Pool], seen: dict[str, shared.PoolNow]) -> bool:
+        """Whether another pool of the model has replicas that run, or is cheaper and has some that start.
+
+        Those that start count because a controller that was restarted takes a while to find what runs; of a dearer
+        pool they do not, lest the cheap one wait for it. What is not known may run.
+        """
+        own = next(pool for pool in pools if pool.name == self._pool)
+        return len(pools) < len(self._facts) or any(
+            seen[pool.name].running or (pool.target and pool.cost_per_token < own.cost_per_token)
+            for pool in pools
+            if pool is not own
+        )
 
     def _say(self, about: str, text: str) -> None:
         """Once a minute about the same: the controller asks several times a second."""

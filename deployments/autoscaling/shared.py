@@ -62,6 +62,14 @@ class _Starting:
 
 
 @dataclass
+class _Wish:
+    """For more replicas of a pool: since when there is one, and when it was last there."""
+
+    since: float
+    at: float
+
+
+@dataclass
 class AppFigures:
     """One app. Bounded: a few values per deployment that the app ever had, and per replica that runs."""
 
@@ -70,6 +78,7 @@ class AppFigures:
     queue_seen_at: float = float("-inf")
     _heard: dict[str, dict[str, _Heard]] = field(default_factory=dict)
     _starting: dict[str, _Starting] = field(default_factory=dict)
+    _wishes: dict[str, _Wish] = field(default_factory=dict)
 
     def record_pool(
         self,
@@ -120,6 +129,19 @@ class AppFigures:
         """None if the controller has not looked at it lately."""
         found = self.pools.get(name)
         return None if found is None or now - found.seen_at > FRESH_S else found
+
+    def must_wait(self, name: str, *, wished: bool, delay_s: float, now: float) -> bool:
+        """Whether a wish for more replicas of a pool is younger than `delay_s`. To be told of its end, too.
+
+        The next wish waits anew once one was granted, as Ray Serve does it. One that was not heard of for FRESH_S has
+        ended: the app may have been deleted and deployed again.
+        """
+        last = self._wishes.pop(name, None)
+        since = last.since if last is not None and now - last.at <= FRESH_S else now
+        if not wished or now - since >= delay_s:
+            return False
+        self._wishes[name] = _Wish(since, now)
+        return True
 
     def _fresh(self, name: str, running: list[str], reported: Mapping[str, Series], now: float) -> dict[str, Series]:
         before = self._heard.get(name, {})

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-LONGEST_S = 800
+LONGEST_S = 1500
 MAX_QUEUE_S = 4
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(LONGEST_S + 100)]
@@ -24,7 +24,7 @@ def record(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     folder = tmp_path_factory.mktemp("fleet")
     command = [
         sys.executable, "-m", "benchmarks.fleet", "--phases", ",".join(PHASES), "--output", str(folder / "fleet.json"),
-        "--flood", "250", "--rate", "2", f"limits.max_queue_s={MAX_QUEUE_S}",
+        "--flood", "800", "--rate", "2", f"limits.max_queue_s={MAX_QUEUE_S}",
     ]  # fmt: skip
     environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
     log = folder / "log"
@@ -75,14 +75,13 @@ def test_a_killed_planner_costs_no_request_and_comes_back_with_the_same_plans(re
     assert killed["lost"] == [] and killed["integrity"] == ""
     assert killed["planner_starts"] == 2
     assert len(killed["replicas_kept"]) == 3 and killed["plans_kept"]
-    assert killed["whole_again_s"] < 30
+    assert killed["whole_again_s"] < 60
 
 
 def test_a_node_that_dies_costs_at_most_what_streams_on_it_and_is_replaced(record: dict[str, Any]) -> None:
     killed = record["node"]
     assert killed["lost_that_were_sent_after"] == 0
-    # Between the count and the kill, at two requests a second, one or two more may have come.
-    assert len(killed["lost"]) <= killed["streaming_on_it"] + 2
+    assert len(killed["lost"]) <= killed["streaming_on_it"] + killed["sent_since_the_count"]
     assert {lost["end"] for lost in killed["lost"]} <= {"error event", "broken"}
     assert len(killed["replicas_kept"]) == 2 and killed["plans_kept"]
     assert killed["integrity"] == "" and killed["left_over_processes"] == []

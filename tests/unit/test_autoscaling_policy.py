@@ -34,6 +34,7 @@ def facts(name: str, cost: float, kv_tokens: float, model: str = "m") -> PoolFac
 
 CHEAP, DEAR = facts("cheap", 1.0, 16_000), facts("dear", 9.0, 64_000)
 FLEET = (CHEAP, DEAR)
+UPSCALE_DELAY_S = 10.0
 
 
 @dataclass(frozen=True)
@@ -48,22 +49,26 @@ class App:
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self._policies = {
-            pool.name: self._policy(
-                pool_autoscaling(
-                    pool.name,
-                    FLEET,
-                    utilisation=0.8,
-                    margin=0.1,
-                    start_patience_s=600.0,
-                    min_replicas=0,
-                    max_replicas=4,
-                )
+        self._configs = {
+            pool.name: pool_autoscaling(
+                pool.name,
+                FLEET,
+                utilisation=0.8,
+                margin=0.1,
+                start_patience_s=600.0,
+                min_replicas=0,
+                max_replicas=4,
+                upscale_delay_s=UPSCALE_DELAY_S,
             )
             for pool in FLEET
         }
-        self._policies["ingress"] = self._policy(ingress_autoscaling(1))
+        self._configs["ingress"] = ingress_autoscaling(1)
         self._stamp = 0.0
+        self.configure()
+
+    def configure(self) -> None:
+        """As Ray Serve does whenever the deployments are deployed again: each policy is made anew."""
+        self._policies = {name: self._policy(config) for name, config in self._configs.items()}
 
     @staticmethod
     def _policy(config: AutoscalingConfig) -> Any:
@@ -101,7 +106,7 @@ class App:
             last_scale_up_time=None,
             last_scale_down_time=None,
             current_time=0.0,
-            config=None,
+            config=self._configs[name],
         )
         answer, state = self._policies[name](context)
         assert state == {}
@@ -141,11 +146,15 @@ def test_a_request_that_only_the_dear_pool_holds_brings_up_the_dear_pool(app: Ap
     assert (app.ask("cheap"), app.ask("dear")) == (0, 1)
 
 
-def test_what_replicas_hold_counts_and_the_rest_goes_to_the_next_pool(app: App) -> None:
+def test_what_replicas_hold_counts_and_the_rest_goes_to_the_next_pool(
+    app: App, monkeypatch: pytest.MonkeyPatch
+) -> None:
     full = [holding(16_000, requests=10) for _ in range(4)]
     app.queue(*[1_600] * 10)
     app.ask("dear")
     assert app.ask("cheap", target=4, stats=full) == 4
+    assert app.ask("dear") == 0, "another pool serves: it waits for its delay"
+    later(monkeypatch, UPSCALE_DELAY_S)
     assert app.ask("dear") == 1
 
 
