@@ -106,7 +106,7 @@ class Replica:
     differences: tuple[str, ...] = ()
     mute: bool = False
     was_mute: bool = False
-    hangs: bool = False
+    hangs_since: float | None = None
 
     def run(self) -> ReplicaRun:
         return ReplicaRun(
@@ -139,6 +139,7 @@ class Serve:
 
     Attributes:
         digests: what each pool's newcomers are made with, by pool.
+        refused: generations that can't be deployed, by digest.
     """
 
     app: "SimulatedApp"
@@ -149,6 +150,7 @@ class Serve:
     failures: int = 0
     has_the_app: bool = True
     digests: dict[str, str] = field(default_factory=dict)
+    refused: set[str] = field(default_factory=set)
     deployments: list[tuple[str, dict[str, str]]] = field(default_factory=list)
 
     def start(self, app: str, key: str, offer: GenerationOffer, restart: dict[str, str]) -> None:
@@ -170,7 +172,8 @@ class Serve:
     def advance(self) -> None:
         if self.work is not None and self.app.clock.now >= self.work.until:
             work, self.work = self.work, None
-            if self.failures or not self.has_the_app or self.app.control_store_is_down():
+            refused = work.offer.digest in self.refused or self.app.control_store_is_down()
+            if self.failures or refused or not self.has_the_app:
                 self.failures = max(0, self.failures - 1)
                 self.results[work.key] = "RuntimeError: no such deployment"
             else:
@@ -361,12 +364,12 @@ class SimulatedApp:
             replica.failed = FailedSwitch(digest=replica.digest, reason="ValueError: no such drafter")
             replica.digest, replica.phase, replica.dead = replica.old, "serving", ""
         elif replica.phase in ("switching", "starting"):
-            replica.phase, replica.dead, replica.hangs = "serving", "", False
+            replica.phase, replica.dead, replica.hangs_since = "serving", "", None
 
     def _check_unavailable(self, ordered: Replica) -> None:
         """What our orders cost, at the moment when one more replica obeys. Who hangs is given up after a while."""
         away = sum(
-            each.phase in ("draining", "switching") and not each.down and not each.was_mute and not each.hangs
+            each.phase in ("draining", "switching") and not each.down and not each.was_mute and not self._hangs(each)
             for each in self.replicas.values()
         )
         recently = sum(self.clock.now - at <= 40 for at in self.lost)
@@ -378,6 +381,10 @@ class SimulatedApp:
             assert any(each.phase == "serving" and not each.dead for each in others), (
                 f"{ordered.name} was the last of its model that served{self.story()}"
             )
+
+    def _hangs(self, replica: Replica) -> bool:
+        """For as long as a start may take: it is counted among those that did not start."""
+        return replica.hangs_since is not None and self.clock.now - replica.hangs_since >= self.options().start_s - 10
 
     # --- what is known
 

@@ -52,7 +52,7 @@ class PoolPolicy:
             return self._decide(ctx), {}
         except Exception as error:
             text = f"autoscaling of {self._pool} failed, it stays at {ctx.target_num_replicas} replicas: {error!r}"
-            self._say("failed", text)
+            self._say("failed", text, logging.ERROR)
             return ctx.target_num_replicas, {}
 
     def _decide(self, ctx: AutoscalingContext) -> int:
@@ -83,15 +83,15 @@ class PoolPolicy:
             utilisation=self._utilisation,
             margin=self._margin,
         )[self._pool]
+        delayed = target.replicas > current and not ctx.running_replicas and self._others_serve(pools, seen)
+        waits = figures.must_wait(self._pool, wished=delayed, delay_s=ctx.config.upscale_delay_s, now=now)
         if target.replicas < current and (unknown := _unknown(missing, seen, queues is not None)):
             self._say(unknown, f"{self._pool} stays at {current} replicas: {unknown}")
             return current
         if target.reason:
-            self._say(f"{current} -> {target.replicas}", target.reason)
-        delayed = target.replicas > current and not ctx.running_replicas and self._others_serve(pools, seen)
-        if figures.must_wait(self._pool, wished=delayed, delay_s=ctx.config.upscale_delay_s, now=now):
-            return current
-        return target.replicas
+            after = f" (after {ctx.config.upscale_delay_s:g} s: other pools of the model serve)" if waits else ""
+            self._say(f"{current} -> {target.replicas}{after}", target.reason + after)
+        return current if waits else target.replicas
 
     def _others_serve(self, pools: list[decide.Pool], seen: dict[str, shared.PoolNow]) -> bool:
         """Whether another pool of the model has replicas that run, or is cheaper and has some that start.
@@ -106,11 +106,11 @@ class PoolPolicy:
             if pool is not own
         )
 
-    def _say(self, about: str, text: str) -> None:
+    def _say(self, about: str, text: str, level: int = logging.INFO) -> None:
         """Once a minute about the same: the controller asks several times a second."""
         now = time.monotonic()
         if now - self._logged.get(about, float("-inf")) >= _REMIND_S:
-            logger.info("%s", text)
+            logger.log(level, "%s", text)
             self._logged = {old: at for old, at in self._logged.items() if now - at < _REMIND_S} | {about: now}
 
 

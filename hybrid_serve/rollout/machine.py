@@ -30,12 +30,20 @@ def step(app: App, view: FleetView, now: float) -> Outcome:
 
 
 def _command(turn: Turn) -> None:
-    """The deployment that is to run now; told at every step, until it is known how it ended."""
-    apply = turn.app.rebind
-    if apply is None and turn.rollout is not None:
-        apply = turn.rollout.apply
-    if apply is not None and not apply.done and turn.now >= apply.not_before:
-        turn.commands.append(Apply(key=apply.key, digest=apply.digest, restart=apply.restart))
+    """The deployment that is to run now; told at every step, until it is known how it ended.
+
+    A rebinding goes first. One that failed makes way for what a rollout deploys: that binds the whole app, and gives
+    new replicas to the pools that were to get them.
+    """
+    rebind = turn.app.rebind
+    apply = turn.rollout.apply if turn.rollout is not None and not turn.rollout.apply_is_over else None
+    restart: dict[str, str] = {}
+    if rebind is not None and (apply is None or not rebind.failures):
+        apply = rebind
+    elif rebind is not None and turn.rollout is not None:
+        restart = dict.fromkeys(rebind.restart, f"{turn.rollout.name}-after")
+    if apply is not None and turn.now >= apply.not_before:
+        turn.commands.append(Apply(key=apply.key, digest=apply.digest, restart=restart | apply.restart))
 
 
 def order_for(app: App, replica_id: str, seen: Seen) -> str | None:

@@ -29,7 +29,7 @@ def observe(turn: Turn) -> None:
             del turn.orders[replica_id]  # somebody else told it to
     if turn.app.rebind is not None:
         _rebind_ended(turn, turn.app.rebind)
-    if turn.rollout is not None and turn.rollout.apply is not None and not turn.rollout.apply.done:
+    if turn.rollout is not None and not turn.rollout.apply_is_over:
         _apply_ended(turn)
 
 
@@ -113,7 +113,8 @@ def _apply_ended(turn: Turn) -> None:
     assert generation is not None, "what is deployed is listed"
     if not error:
         turn.change(apply=replace(apply, done=True))
-        turn.app = replace(turn.app, bound=generation.number, bound_at=max(turn.now, generation.built_at))
+        bound_at = max(turn.now, generation.built_at)
+        turn.app = replace(turn.app, bound=generation.number, bound_at=bound_at, rebind=None)
         turn.event("deployed through Ray Serve", f"generation {generation.number}")
         return
     failures = apply.failures + 1

@@ -135,7 +135,8 @@ def _rebind(app: App, generation: Generation, now: float) -> ApplyRun | None:
         pools |= set(rollout.replaced)
     if not key:
         return None
-    versions = {pool: key.replace("/", "-") for pool in sorted(pools & generation.pools.keys())}
+    # Pools that it has not are named too: a generation after it may have them again.
+    versions = dict.fromkeys(sorted(pools), key.replace("/", "-"))
     return ApplyRun(key=key, digest=generation.digest, restart=versions, not_before=now)
 
 

@@ -147,6 +147,11 @@ class Rollout:
     def forward(self) -> bool:
         return self.phase in FORWARD
 
+    @property
+    def apply_is_over(self) -> bool:
+        """Nothing is being deployed for it."""
+        return self.apply is None or self.apply.done
+
 
 @dataclass(frozen=True, kw_only=True)
 class App:

@@ -19,7 +19,7 @@ from tests.contract import built_layers
 from tests.unit.facts_checkpoints import qwen3_next, write_checkpoint
 from tests.unit.family_configs import dspark, eagle3, falcon_h1, gpt_oss, granite_hybrid, nemotron_h, qwen3_dense
 
-pytestmark = pytest.mark.contract
+pytestmark = [pytest.mark.contract, pytest.mark.timeout(900)]
 pytest.importorskip("vllm")
 
 ROOT = Path(__file__).parents[2]
@@ -93,7 +93,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
             case["speculative"]["model"] = write_checkpoint(folder / name / "drafter", drafter)
         asked.append(case)
     command = [sys.executable, built_layers.__file__, str(folder / "rendezvous")]
-    done = subprocess.run(command, cwd=ROOT, input=json.dumps(asked), capture_output=True, text=True, timeout=240)
+    done = subprocess.run(command, cwd=ROOT, input=json.dumps(asked), capture_output=True, text=True, timeout=800)
     assert done.returncode == 0, done.stderr[-4000:]
     answers = json.loads(done.stdout.strip().splitlines()[-1])
     return {name: (case, answer) for name, case, answer in zip(CASES, asked, answers, strict=True)}

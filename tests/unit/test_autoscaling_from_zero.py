@@ -137,3 +137,13 @@ def test_a_pool_waits_no_longer_once_the_others_have_no_replica_left(app: App, c
     assert rising(app) == 0
     clock.now += 1
     assert rising(app, cheap=0, cheap_running=0) == 1
+
+
+def test_a_lull_in_which_a_replica_tells_nothing_ends_a_wish_too(app: App, clock: Clock) -> None:
+    assert rising(app, dear=1, requests=2 * NEEDS_BOTH) == 1
+    clock.now += 2
+    app.queue()
+    app.ask("cheap", target=1, stats=[None])
+    assert app.ask("dear", target=1) == 1, "it stays while not everything is known"
+    clock.now += UPSCALE_DELAY_S - 1
+    assert rising(app, dear=1, requests=2 * NEEDS_BOTH) == 1

@@ -152,7 +152,7 @@ class Rollouts(RuleBasedStateMachine):
             replica.mute, replica.was_mute = what == "mute", True
             app.lost.append(app.clock.now)
         elif what == "hang" and replica.phase == "switching":
-            replica.until, replica.hangs = app.clock.now + 100, True
+            replica.until, replica.hangs_since = app.clock.now + 100, app.clock.now
         self.time_passes(SECONDS[number])
 
     @rule(position=st.integers(0, 2), variant=variants, twin=twins)
