@@ -23,9 +23,9 @@ def after_death(fleet: LocalFleet, what: str, options: argparse.Namespace) -> di
 
     `streaming_on_it` are the requests that the victim had when they were counted, just before it was killed;
     `sent_since_the_count` are those that were on the way by then, to whichever pool, or were sent until it was gone.
-    No more than these may be lost.
+    No more than these may be lost. The node is one without the ingress, with which all requests in flight would go.
     """
-    pool = fleet.pools[0]
+    pool = fleet.without_ingress() if what == "node" else fleet.pools[0]
     plans = _plans(fleet)
     load = Load(fleet.url, fleet.model, deadline_s=120)
     noticed = recovered = None
@@ -36,8 +36,7 @@ def after_death(fleet: LocalFleet, what: str, options: argparse.Namespace) -> di
         had = _requests_on(fleet, pool) if what != "planner" else 0
         killed_at = time.monotonic()
         if what == "node":
-            fleet.kill_node(pool)
-            gone_at = time.monotonic()
+            gone_at = fleet.kill_node(pool)
             fleet.replace_node(pool)
         else:
             processes[0].kill()

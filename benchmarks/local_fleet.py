@@ -19,6 +19,7 @@ from deployments.config import AppConfig
 from deployments.local_haproxy import free_port
 from deployments.local_nodes import local_nodes
 from deployments.local_ray import LocalNode, private_ray, processes_of, start_node
+from deployments.pool_config import INGRESS
 from hybrid_serve.negotiation.planner import ACTOR_NAME, NAMESPACE
 
 OBJECT_STORE_BYTES = 128 * 2**20
@@ -123,13 +124,27 @@ class LocalFleet:
         """Of the pool's node: its raylet and agents, and its workers below them."""
         return processes_of(self._nodes[pool][1])
 
-    def kill_node(self, pool: str) -> None:
-        """SIGKILL for all of the node's processes, as when a machine goes."""
+    def without_ingress(self) -> str:
+        """The first pool on whose node there is no ingress: Ray Serve places it on any.
+
+        Raises:
+            LookupError: there is none.
+        """
+        ingress = self.replica(INGRESS).pid
+        for pool in self.pools:
+            if ingress not in {process.pid for process in self.processes_of_node(pool)}:
+                return pool
+        raise LookupError(f"the ingress is on the node of every pool: {', '.join(self.pools)}")
+
+    def kill_node(self, pool: str) -> float:
+        """SIGKILL for all of the node's processes, as when a machine goes. Answers when the last one was sent."""
         processes = self.processes_of_node(pool)
         for process in processes:
             with suppress(psutil.NoSuchProcess):
                 process.kill()
+        gone_at = time.monotonic()
         psutil.wait_procs(processes, timeout=10)
+        return gone_at
 
     def replace_node(self, pool: str) -> None:
         """A new node with the labels of the one that went."""
