@@ -129,7 +129,7 @@ def test_above_capacity_nothing_fails_but_with_503_and_a_time_to_come_back(fleet
             assert answer.json()["error"]["type"] == "ServiceUnavailableError"
         else:
             assert answer.json()["usage"]["completion_tokens"] == 600
-    assert took < 45, f"took {took:.1f} s: requests of 6 s each, at most 2 s in the queue, and the arrival of 200"
+    assert took < 30, f"took {took:.1f} s: requests of 6 s each, at most 2 s in the queue, and the arrival of 200"
     assert {pool: engine_of(pool)["preemptions"] + engine_of(pool)["waiting"] for pool in MEMORY} == dict.fromkeys(
         MEMORY, 0
     )
