@@ -45,9 +45,13 @@ Chats = list[list[dict[str, str]]]
 class OpenReplica(Replica):
     """A replica whose engine's app also listens on a port of its own."""
 
-    async def __init__(self, config: Any) -> None:
+    async def __init__(self, config: Any) -> None:  # type: ignore[misc]  # Ray Serve awaits it
         await super().__init__(config)
-        server = uvicorn.Config(self._engine.app, host="127.0.0.1", port=DIRECT_PORT, log_level="error", lifespan="off")
+        running = self._slot.running
+        assert running is not None, "it has started"
+        server = uvicorn.Config(
+            running.engine.app, host="127.0.0.1", port=DIRECT_PORT, log_level="error", lifespan="off"
+        )
         self._direct = asyncio.ensure_future(uvicorn.Server(server).serve())
 
 
@@ -156,7 +160,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path)
     options = parser.parse_args()
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(Path.cwd()), os.environ.get("PYTHONPATH")]))
-    builder.Replica = OpenReplica  # type: ignore[misc]
+    builder.Replica = OpenReplica  # type: ignore[attr-defined]
     with private_ray(object_store_memory=256 * 2**20, log_to_driver=False):
         serve.start(http_options=HTTPOptions(host="127.0.0.1", port=INGRESS_PORT))
         serve.run(builder.build(load_config(None, {"pool.max_replicas": 1})))

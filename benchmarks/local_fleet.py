@@ -50,8 +50,9 @@ class LocalFleet:
 
     def rollouts(self) -> dict[str, Any]:
         """What the planner knows of the app's generations and its rollout. Raises as Ray does while it is away."""
-        known: dict[str, Any] = ray.get(ray.get_actor(ACTOR_NAME, NAMESPACE).rollouts.remote("default"), timeout=10)
-        return known.get("default", {})
+        apps = ray.get(ray.get_actor(ACTOR_NAME, NAMESPACE).rollouts.remote("default"), timeout=10)
+        known: dict[str, Any] = apps.get("default", {})
+        return known
 
     def history(self) -> list[dict[str, Any]]:
         """The events of the app's rollouts, oldest first."""

@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any
 
 import psutil
@@ -46,6 +45,5 @@ def process_of(fleet: LocalFleet, victim: str, watch: Watch) -> psutil.Process:
 
 
 def _a_canary(known: dict[str, Any]) -> dict[str, Any] | None:
-    with suppress(StopIteration):
-        return next(each for each in known["replicas"] if each["canary"])
-    return None
+    replicas: list[dict[str, Any]] = known["replicas"]
+    return next((each for each in replicas if each["canary"]), None)

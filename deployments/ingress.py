@@ -45,7 +45,7 @@ class WaitingHere:
 class Ingress:
     """The deployment around a `Forwarder`; wrap it with `serve.ingress()`."""
 
-    async def __init__(
+    async def __init__(  # type: ignore[misc]  # Ray Serve awaits it
         self,
         services: dict[str, dict[str, DeploymentHandle]],
         check_model: bool = True,

@@ -34,7 +34,7 @@ class Replica:
     requests are done, ends the engine.
     """
 
-    async def __init__(self, config: ReplicaConfig) -> None:
+    async def __init__(self, config: ReplicaConfig) -> None:  # type: ignore[misc]  # Ray Serve awaits it
         keep_grpc_local()
         context = serve.get_replica_context()
         self._app, self._id = context.app_name, context.replica_id.unique_id

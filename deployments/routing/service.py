@@ -4,9 +4,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from deployments.routing.admission import Admission
-from deployments.routing.board import Board, Reservation
+from deployments.routing.board import Board
 from deployments.routing.in_flight import InFlight
 from deployments.routing.need import NO_KV, RequestNeed, generates, need_of
+from deployments.routing.reservation import Reservation
 from deployments.routing.ticket import Ticket
 
 
