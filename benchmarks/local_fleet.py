@@ -169,11 +169,19 @@ class LocalFleet:
             node.kill_all_processes(check_alive=False, allow_graceful=False, wait=True)
 
 
+def engine_cores_of(replica: psutil.Process) -> list[psutil.Process]:
+    """vLLM's engine cores below a replica: one, but while engines change."""
+    return [child for child in replica.children(recursive=True) if "EngineCore" in _title(child)]
+
+
 def engine_core_of(replica: psutil.Process) -> psutil.Process:
-    """vLLM's engine core below a replica."""
-    for child in replica.children(recursive=True):
-        if "EngineCore" in _title(child):
-            return child
+    """vLLM's engine core below a replica.
+
+    Raises:
+        LookupError: there is none.
+    """
+    for core in engine_cores_of(replica):
+        return core
     raise LookupError(f"process {replica.pid} has no engine core below it")
 
 

@@ -7,13 +7,14 @@ from typing import Any
 
 import httpx
 import openai
+import psutil
 import pytest
 
+from benchmarks.local_fleet import engine_cores_of
 from deployments.config import AppConfig
 from deployments.loading import load_config
 from hybrid_serve.demo.corpus import held_out_prompts
 from tests.cluster.conftest import App, chat, leave_after_first_event, pids_of, until
-from tests.cluster.engine_cores import engine_cores
 from tests.cluster.leaving import leave_while_it_runs
 from tests.prometheus import of_pool
 
@@ -141,7 +142,7 @@ def test_replicas_measure_what_requests_need(app: App) -> None:
 def test_a_killed_engine_core_ends_its_stream_and_costs_nothing_but_503_until_a_replica_is_back(app: App) -> None:
     """The last test of this file: its engine is gone after it."""
     (replica,) = pids_of("cpu")
-    (core,) = engine_cores(replica)
+    (core,) = engine_cores_of(psutil.Process(replica))
     body = chat(max_tokens=1900, ignore_eos=True, stream=True)
     with httpx.stream("POST", f"{app.url}/v1/chat/completions", json=body, timeout=30) as response:
         lines = response.iter_lines()

@@ -12,13 +12,13 @@ import pytest
 import ray
 from ray import serve
 
+from benchmarks.local_fleet import engine_cores_of
 from deployments.builder import build
 from deployments.config import AppConfig
 from deployments.fleet import plan_model
 from deployments.loading import load_config
 from hybrid_serve.rollout.wire import ReplicaRun
 from tests.cluster.conftest import Cluster, pids_of, until
-from tests.cluster.engine_cores import engine_cores
 from tests.cluster.ordering_planner import ordering_planner
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
@@ -67,7 +67,7 @@ class Replica:
 
     def cores(self) -> list[psutil.Process]:
         (pid,) = pids_of("cpu")
-        return engine_cores(pid)
+        return engine_cores_of(psutil.Process(pid))
 
     def asked(self, begin: Callable[[], None], done: Callable[[], bool]) -> list[httpx.Response]:
         """What four clients were answered: one answer each before `begin`, then on until a little after `done`."""
