@@ -94,11 +94,11 @@ def test_a_replica_that_starts_is_ordered_back_once_it_serves() -> None:
     app = SimulatedApp(FIRST, {"a": 3})
     app.begin(SECOND, AT_ONCE)
     app.until("applying")
-    app.seconds(3)
     for _ in range(2):
         app.add("a", "second")
     app.rollouts.rollback(APP, None, "me", "")
     app.seconds(1)
+    assert app.phase == "rolling back"
     starting = {name for name, replica in app.replicas.items() if replica.phase == "starting"}
     assert len(starting) == 2 and not starting & app.rollouts._ledger.apps[APP].orders.keys()
     app.seconds(400)
