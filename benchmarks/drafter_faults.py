@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import compare_plans
-from benchmarks.in_turn import ROOT, Results, in_own_process, kept
+from benchmarks.in_turn import ROOT, Results, in_own_process, in_rows, kept
 from hybrid_serve.demo.geometry import DRAFT_DIR
 
 SLIDING_DRAFTER = ROOT / "tests/data/sliding_drafter"
@@ -89,7 +89,7 @@ def main() -> int:
             results.append((name, in_own_process("benchmarks.compare_plans", "best", options, arguments)))
     print(table(results))
     if asked.output:
-        kept("benchmarks.drafter_faults", asked.output, sys.argv[1:], results, table(results))
+        kept("benchmarks.drafter_faults", asked.output, sys.argv[1:], in_rows(results, table(results)))
     return int(any("error" in result for _, result in results))
 
 

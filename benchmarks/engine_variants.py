@@ -3,7 +3,8 @@
 import argparse
 import json
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from typing import Any, NamedTuple
 
 from hybrid_serve.demo.geometry import DRAFT_DIR, TARGET_DIR
@@ -38,6 +39,7 @@ def add_engine_options(options: argparse.ArgumentParser) -> None:
     options.add_argument("--drafter", default=str(DRAFT_DIR), help="a folder, or none")
     options.add_argument("--device", choices=("cuda", "cpu"), default="cpu")
     options.add_argument("--kv-memory", type=parse_size, default=parse_size("1GiB"))
+    options.add_argument("--tensor-parallel-size", type=int, default=1)
     options.add_argument("--max-model-len", type=int, default=2048)
     options.add_argument("--max-num-batched-tokens", type=int, default=2048)
     options.add_argument("--max-num-seqs", type=int, default=16)
@@ -67,6 +69,7 @@ def variant_of(name: str, options: argparse.Namespace) -> Variant:
     drafted = speculative_tokens(asked, drafter) if drafter else 0
     most = drafter.max_speculative_tokens if drafter else None
     settings = EngineSettings(
+        tensor_parallel_size=options.tensor_parallel_size,
         kv_dtype=options.kv_dtype,
         draft_kv_dtype=options.draft_kv_dtype,
         num_speculative_tokens=drafted if most is None else min(most, drafted),
@@ -109,29 +112,38 @@ Measure = Callable[[VLLMEngine, EngineConfig], Awaitable[dict[str, Any]]]
 """What is asked of a running engine, and what came of it."""
 
 
-async def life_of(options: argparse.Namespace, measure: Measure) -> dict[str, Any]:
-    """The engine of `options.variant`: started, measured, stopped; `error` instead of figures if it did not start."""
+@asynccontextmanager
+async def started(options: argparse.Namespace) -> AsyncIterator[tuple[VLLMEngine, EngineConfig, dict[str, Any]]]:
+    """The engine of `options.variant`, its configuration, and its plan, report and seconds; stopped at the end.
+
+    Raises:
+        EngineStartError: it has no plan, or did not start.
+    """
     config, refusal = variant_of(options.variant, options)
     if config is None or config.plan is None:
-        return {"error": refusal}
+        raise EngineStartError(refusal)
     engine = VLLMEngine()
-    started = time.monotonic()
-    try:
-        report = await engine.start(config)
-    except EngineStartError as error:
-        return {"error": str(error)}
-    seconds = time.monotonic() - started
-    try:
-        figures = await measure(engine, config)
-    finally:
-        await engine.stop()
-    return {
+    since = time.monotonic()
+    report = await engine.start(config)
+    figures = {
         "plan": config.plan.to_json(),
         "report": report.to_json(),
         "differences": differences(config.plan, report),
-        "start_seconds": round(seconds, 1),
-        **figures,
+        "start_seconds": round(time.monotonic() - since, 1),
     }
+    try:
+        yield engine, config, figures
+    finally:
+        await engine.stop()
+
+
+async def life_of(options: argparse.Namespace, measure: Measure) -> dict[str, Any]:
+    """The engine of `options.variant`: started, measured, stopped; `error` instead of figures if it did not start."""
+    try:
+        async with started(options) as (engine, config, figures):
+            return figures | await measure(engine, config)
+    except EngineStartError as error:
+        return {"error": str(error)}
 
 
 def counted(before: EngineStats, after: EngineStats, digits: int) -> dict[str, Any]:

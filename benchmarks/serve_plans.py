@@ -9,29 +9,20 @@ some of the prompts are answered again, greedily and one at a time, and the toke
 """
 
 import argparse
-import asyncio
-import json
 import os
-import random
-import shlex
 import sys
-from asyncio.subprocess import PIPE, Process
-from contextlib import asynccontextmanager
+from asyncio.subprocess import Process
 from functools import partial
 from typing import Any
 
-import httpx
-
 from benchmarks.engine_variants import VARIANTS, add_engine_options, counted, life_of
 from benchmarks.in_turn import add_run_options, in_turn, run
+from benchmarks.levels import Level, greedy, load_process, loaded
 from benchmarks.served import served
-from benchmarks.vllm_load import ANSWER as LOAD_ANSWER
 from hybrid_serve.engine.base import EngineConfig
 from hybrid_serve.engine.vllm_engine import VLLMEngine
 
 WARM_UP_SEED = 1
-SPECIAL_TOKENS = 16
-"""Token ids below this are not drawn for prompts."""
 
 
 def parser() -> argparse.ArgumentParser:
@@ -63,23 +54,18 @@ async def run_variant(options: argparse.Namespace) -> dict[str, Any]:
                 for number, level in enumerate(options.levels.split(","))
                 if level
             ]
-            return {"levels": levels, "outputs": await greedy(url, options, config.target.vocab_size)}
+            outputs = await greedy(
+                url,
+                prompts=options.greedy_prompts,
+                prompt_len=options.greedy_prompt_len,
+                output_len=options.output_len,
+                vocabulary=config.target.vocab_size,
+                seed=options.seed,
+                timeout=options.timeout,
+            )
+            return {"levels": levels, "outputs": outputs}
 
     return await life_of(options, measured)
-
-
-@asynccontextmanager
-async def load_process() -> Any:
-    """The process that sends the load: its own, so that it takes no time from the server's event loop."""
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "benchmarks.vllm_load", stdin=PIPE, stdout=PIPE, limit=1 << 24
-    )
-    try:
-        yield process
-    finally:
-        assert process.stdin is not None
-        process.stdin.close()
-        await process.wait()
 
 
 async def one_level(
@@ -87,42 +73,16 @@ async def one_level(
 ) -> dict[str, Any]:
     """CONCURRENCY:REQUESTS, and what the engine counted meanwhile."""
     concurrency, requests = map(int, level.split(":"))
-    line = shlex.join(
-        f"--backend=vllm --base-url={url} --model=model --tokenizer={options.target} --dataset-name=random "
-        f"--random-input-len={options.input_len - options.shared_prefix_len} "
-        f"--random-prefix-len={options.shared_prefix_len} --random-output-len={options.output_len} "
-        f"--num-prompts={requests} --max-concurrency={concurrency} --seed={seed} --temperature=0 --ignore-eos "
-        "--percentile-metrics=ttft,tpot,itl,e2el --metric-percentiles=50,99 --disable-tqdm "
-        "--ready-check-timeout-sec=0".split()
+    asked = Level(
+        at_once=concurrency,
+        requests=requests,
+        input_len=options.input_len,
+        output_len=options.output_len,
+        shared_prefix_len=options.shared_prefix_len,
     )
     before = await engine.stats()
-    assert load.stdin is not None and load.stdout is not None
-    load.stdin.write(line.encode() + b"\n")
-    await load.stdin.drain()
-    while not (answer := (await load.stdout.readline()).decode()).startswith(LOAD_ANSWER):
-        if not answer:
-            raise RuntimeError(f"the load of level {level} ended without a result")
-        print(answer, end="")
-    after = await engine.stats()
-    return {
-        "level": level,
-        "load": json.loads(answer.removeprefix(LOAD_ANSWER)),
-        "engine": counted(before, after, digits=4),
-    }
-
-
-async def greedy(url: str, options: argparse.Namespace, vocabulary: int) -> list[list[int]]:
-    """Token ids of greedy answers to seeded prompts of random token ids, one request at a time."""
-    source = random.Random(options.seed)
-    outputs = []
-    async with httpx.AsyncClient(base_url=url, timeout=options.timeout) as client:
-        for _ in range(options.greedy_prompts):
-            prompt = [source.randrange(SPECIAL_TOKENS, vocabulary) for _ in range(options.greedy_prompt_len)]
-            body = {"model": "model", "prompt": prompt, "max_tokens": options.output_len, "temperature": 0}
-            answer = await client.post("/v1/completions", json=body | {"ignore_eos": True, "return_token_ids": True})
-            answer.raise_for_status()
-            outputs.append(answer.json()["choices"][0]["token_ids"])
-    return outputs
+    figures = await loaded(load, asked, url, options.target, seed)
+    return {"level": level, "load": figures, "engine": counted(before, await engine.stats(), digits=4)}
 
 
 def table(results: list[tuple[str, dict[str, Any]]]) -> str:

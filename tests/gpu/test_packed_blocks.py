@@ -97,8 +97,24 @@ def with_fp8_target() -> Variants:
     )  # fmt: skip
 
 
+def split_over_two_ranks() -> Variants:
+    """On two GPUs, or both ranks on the only one."""
+    one = {"worker_cls": "benchmarks.shared_gpu.SharedGPUWorker", "disable_custom_all_reduce": True}
+    args = {"enforce_eager": True, "distributed_executor_backend": "mp", **KERNELS, **(one if gpus() < 2 else {})}
+    return compared(
+        "--prompts=20", "--tensor-parallel-size=2", "--kv-memory=1GiB", f"--engine-args={json.dumps(args)}"
+    )  # fmt: skip
+
+
+def gpus() -> int:
+    import torch
+
+    return torch.cuda.device_count()
+
+
 CASES = [
     plain, with_cuda_graphs, beyond_the_window_in_chunks, preempted, with_prefix_hits, with_aborts, with_fp8_target,
+    split_over_two_ranks,
 ]  # fmt: skip
 
 
@@ -129,3 +145,7 @@ def test_what_was_given_up_was_not_answered_to_its_end() -> None:
 
 def test_prefixes_were_found_under_both() -> None:
     assert all(result["prefix_hits"] > 0 for result in with_prefix_hits())
+
+
+def test_two_ranks_confirmed_the_plan() -> None:
+    assert [result["report"]["workers"] for result in split_over_two_ranks()] == [2, 2]

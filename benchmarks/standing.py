@@ -1,0 +1,133 @@
+"""Engines in processes of their own that stand at the same time, and are asked what they count."""
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from asyncio.subprocess import PIPE, STDOUT, Process
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+
+from benchmarks.in_turn import ANSWER, ROOT
+from hybrid_serve.engine.base import EngineStartError, EngineStats
+
+END_S = 60
+"""What an engine's process may take to end by itself."""
+
+Name = tuple[str, str]
+"""Of an engine: its case's, and its variant's."""
+
+
+class StandingEngine:
+    """One engine's process.
+
+    Attributes:
+        url: where its OpenAI app listens, once it has started.
+        vocabulary: token ids are below this.
+        figures: its plan, what it reports, and the differences between the two.
+    """
+
+    def __init__(self, process: Process, log: Path | None) -> None:
+        self._process = process
+        self._answers: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()
+        self._last_words: list[str] = []
+        self._log = log
+        self._reading = asyncio.ensure_future(self._read())
+        self.url, self.vocabulary = "", 0
+        self.figures: dict[str, Any] = {}
+        self._failed: EngineStartError | None = None
+
+    async def _read(self) -> None:
+        """Takes the process's answers apart from its log; None once it has ended."""
+        assert self._process.stdout is not None
+        with self._log.open("w") if self._log else nullcontext() as log:
+            async for raw in self._process.stdout:
+                line = raw.decode(errors="replace")
+                if line.startswith(ANSWER):
+                    self._answers.put_nowait(json.loads(line.removeprefix(ANSWER)))
+                    continue
+                self._last_words = [*self._last_words[-30:], line]
+                if log:
+                    log.write(line)
+        self._answers.put_nowait(None)
+
+    async def _answer(self) -> dict[str, Any]:
+        if (answer := await self._answers.get()) is None:
+            raise EngineStartError("the engine's process ended: " + "".join(self._last_words)[-1500:])
+        return answer
+
+    async def start(self, timeout: float) -> None:
+        """Waits until it serves, or has failed to; `up` says which."""
+        try:
+            answer = await asyncio.wait_for(self._answer(), timeout)
+            if "error" in answer:
+                raise EngineStartError(answer["error"])
+        except TimeoutError:
+            self._failed = EngineStartError(f"did not start within {timeout:g} s")
+        except EngineStartError as error:
+            self._failed = error
+        else:
+            self.url, self.vocabulary = answer.pop("url"), answer.pop("vocabulary")
+            self.figures = answer
+
+    def up(self) -> "StandingEngine":
+        """Itself.
+
+        Raises:
+            EngineStartError: it did not start.
+        """
+        if self._failed:
+            raise self._failed
+        return self
+
+    async def stats(self) -> EngineStats:
+        """Live figures.
+
+        Raises:
+            EngineStartError: the process has ended.
+        """
+        assert self._process.stdin is not None
+        self._process.stdin.write(b"stats\n")
+        await self._process.stdin.drain()
+        answer = await self._answer()
+        answer["accepted_per_position"] = tuple(answer["accepted_per_position"])
+        return EngineStats(**answer)
+
+    async def end(self) -> None:
+        """Ends the process and all that it started; kills what has not ended by itself in time."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        try:
+            await asyncio.wait_for(self._process.wait(), END_S if self.url else 0)
+        except TimeoutError:
+            os.killpg(self._process.pid, signal.SIGKILL)
+            await self._process.wait()
+        await self._reading
+
+
+@asynccontextmanager
+async def standing(
+    module: str, command_lines: Mapping[Name, list[str]], timeout: float, logs: Path | None
+) -> AsyncIterator[dict[Name, StandingEngine]]:
+    """An engine for each command line of `module`; all have started, or failed to within `timeout` seconds.
+
+    None is left at the end.
+    """
+    environment = os.environ | {"VLLM_LOGGING_LEVEL": "INFO"}
+    if logs:
+        logs.mkdir(parents=True, exist_ok=True)
+    engines: dict[Name, StandingEngine] = {}
+    try:
+        for name, command_line in command_lines.items():
+            process = await asyncio.create_subprocess_exec(
+                sys.executable, "-m", module, *command_line, cwd=ROOT, env=environment, stdin=PIPE, stdout=PIPE,
+                stderr=STDOUT, start_new_session=True, limit=1 << 24,
+            )  # fmt: skip
+            engines[name] = StandingEngine(process, logs / f"{'-'.join(name)}.log" if logs else None)
+        await asyncio.gather(*(engine.start(timeout) for engine in engines.values()))
+        yield engines
+    finally:
+        await asyncio.gather(*(engine.end() for engine in engines.values()))
