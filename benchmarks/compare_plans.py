@@ -22,9 +22,9 @@ from hybrid_serve.demo.corpus import held_out_prompts
 from hybrid_serve.engine.base import EngineConfig, EngineStats
 from hybrid_serve.engine.vllm_engine import VLLMEngine
 
-GIVE_UP_S = 0.05
+GIVE_UP_AFTER = 3
 LONG_ANSWER = 600
-"""A request that is to be given up asks for so many tokens, and is left after a multiple of so many seconds."""
+"""A request that is to be given up asks for so many tokens, and is left after a multiple of so many pieces of them."""
 
 
 def parser() -> argparse.ArgumentParser:
@@ -78,7 +78,7 @@ async def measure(engine: VLLMEngine, options: argparse.Namespace, vocabulary: i
         before = await engine.stats()
         started = time.monotonic()
         given_up = [
-            asyncio.ensure_future(give_up(client, path, body, GIVE_UP_S * (1 + number)))
+            asyncio.ensure_future(give_up(client, path, body, GIVE_UP_AFTER * (1 + number)))
             for number, (path, body) in enumerate(requests[: options.aborts])
         ]
         outputs = await asyncio.gather(*(answer(path, body) for path, body in requests))
@@ -98,13 +98,15 @@ async def measure(engine: VLLMEngine, options: argparse.Namespace, vocabulary: i
     }
 
 
-async def give_up(client: Any, path: str, body: dict[str, Any], seconds: float) -> bool:
-    """Sends a long request and leaves after `seconds`, as a client that hangs up; False if it had ended by then."""
-    asked = client.post(path, json=body | {"max_tokens": LONG_ANSWER, "ignore_eos": True})
-    try:
-        await asyncio.wait_for(asked, seconds)
-    except TimeoutError:
-        return True
+async def give_up(client: Any, path: str, body: dict[str, Any], pieces: int) -> bool:
+    """Asks for a long answer and leaves after so many of its pieces, as a client that hangs up; False if it ended."""
+    asked = body | {"max_tokens": LONG_ANSWER, "ignore_eos": True, "stream": True}
+    async with client.stream("POST", path, json=asked) as response:
+        response.raise_for_status()
+        async for line in response.aiter_lines():
+            pieces -= line.startswith("data: {")
+            if pieces <= 0:
+                return True
     return False
 
 

@@ -21,9 +21,10 @@ SPECIAL_TOKENS = 16
 
 @dataclass(frozen=True, kw_only=True)
 class Level:
-    """Seeded random prompts of `input_len` tokens, answered with exactly `output_len`, `at_once` at a time.
+    """Seeded random prompts of `input_len` tokens, answered with `output_len`, `at_once` at a time.
 
     Attributes:
+        output_spread: an answer has (1 - this) to (1 + this) times `output_len` tokens, so that not all end at once.
         shared_prefix_len: so many of a prompt's tokens are the same in all of the level's prompts.
     """
 
@@ -31,18 +32,21 @@ class Level:
     requests: int
     input_len: int
     output_len: int
+    output_spread: float = 0.0
     shared_prefix_len: int = 0
 
     def arguments(self, url: str, tokenizer: str, seed: int) -> str:
         """Those of `vllm bench serve`."""
-        return shlex.join(
+        spread = json.dumps({"input": 0.0, "output": self.output_spread})
+        fixed = (
             f"--backend=vllm --base-url={url} --model=model --tokenizer={tokenizer} --dataset-name=random "
             f"--random-input-len={self.input_len - self.shared_prefix_len} "
             f"--random-prefix-len={self.shared_prefix_len} --random-output-len={self.output_len} "
             f"--num-prompts={self.requests} --max-concurrency={self.at_once} --seed={seed} --temperature=0 "
             "--ignore-eos --percentile-metrics=ttft,tpot,itl,e2el --metric-percentiles=50,99 --disable-tqdm "
-            "--ready-check-timeout-sec=0".split()
+            "--ready-check-timeout-sec=0"
         )
+        return shlex.join([*fixed.split(), f"--random-range-ratio={spread}"])
 
 
 @asynccontextmanager

@@ -18,6 +18,6 @@ class SharedGPUWorker(Worker):  # type: ignore[misc]  # vLLM has no types for my
     """A GPU worker on the first device, whatever its rank."""
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
-        os.environ["VLLM_DISABLE_PYNCCL"] = "1"
+        os.environ |= {"VLLM_DISABLE_PYNCCL": "1", "VLLM_ALLREDUCE_USE_FLASHINFER": "0"}
         current_platform.dist_backend = "gloo"
         super().__init__(*arguments, **named | {"local_rank": 0})

@@ -16,6 +16,7 @@ all variants have the same prompts. At last some greedy answers are compared.
 import argparse
 import asyncio
 import json
+import math
 import os
 import sys
 from collections.abc import AsyncIterator
@@ -30,12 +31,13 @@ from benchmarks.engine_variants import VARIANTS, add_engine_options, counted, st
 from benchmarks.in_turn import ANSWER, add_run_options, compare_outputs, kept
 from benchmarks.levels import Level, greedy, load_process, loaded
 from benchmarks.served import served
-from benchmarks.standing import StandingEngine, standing
+from benchmarks.standing import Sample, StandingEngine, saturated, standing
 from hybrid_serve.engine.base import EngineStartError
 
 MODULE = "benchmarks.side_by_side"
 GREEDY_PROMPT_LEN = 512
 GREEDY_OUTPUT_LEN = 64
+SAMPLE_S = 0.5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,7 +93,7 @@ def parser() -> argparse.ArgumentParser:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("suite", type=Path, help=f"a JSON file; its variants: {VARIANTS}")
     options.add_argument("--seed", type=int, default=2026)
-    options.add_argument("--cases", help="only these of the suite, by name, with commas between")
+    options.add_argument("--case", action="append", help="only this case of the suite; may be given several times")
     add_engine_options(options)
     add_run_options(options)
     return options
@@ -128,10 +130,10 @@ class Suite:
         Returns:
             Every engine started, and got what was predicted.
         """
-        only = self._options.cases.split(",") if self._options.cases else None
+        only = self._options.case
         async with load_process() as load:
             for stage in read_suite(self._options.suite):
-                if chosen := [case for case in stage if only is None or case.name in only]:
+                if chosen := [case for case in stage if not only or case.name in only]:
                     await self._stage(chosen, load)
         differ = any(engine["differences"] for case in self.cases for engine in case["engines"])
         return not differ and not any("error" in case for case in self.cases)
@@ -180,10 +182,19 @@ class Suite:
         self, engine: StandingEngine, level: Level, load: asyncio.subprocess.Process, seed: int
     ) -> dict[str, Any]:
         before, since = await engine.stats(), _now()
-        figures = await loaded(load, level, engine.url, self._options.target, seed)
+        samples: list[Sample] = []
+        async with engine.sampled(SAMPLE_S, samples):
+            figures = await loaded(load, level, engine.url, self._options.target, seed)
         until, after = _now(), await engine.stats()
-        did = counted(before, after, digits=4)
-        return {"level": asdict(level), "seed": seed, "from": since, "to": until, "load": figures, "engine": did}
+        return {
+            "level": asdict(level),
+            "seed": seed,
+            "from": since,
+            "to": until,
+            "load": figures,
+            "engine": counted(before, after, digits=4),
+            "saturated": saturated(samples),
+        }
 
     async def _greedily(self, case: Case, engines: dict[str, StandingEngine]) -> list[dict[str, Any]]:
         """Each engine's answers compared with the first's."""
@@ -218,16 +229,16 @@ def _now() -> str:
 def table(cases: list[dict[str, Any]]) -> str:
     """One row a case, level, round and variant, in the order in which they ran."""
     titles = "case | round | at once: requests, in + out | variant | groups | predicted = actual | output tok/s | "
-    titles += "TTFT p50 ms | TPOT p50 ms | preemptions | prefix hits | acceptance | greedy ids as first"
+    titles += "saturated | TTFT p50 ms | TPOT p50 ms | preemptions | prefix hits | acceptance | greedy ids as first"
     rows = [f"| {titles} |", "|" + "---|" * len(titles.split("|"))]
     for case in cases:
         engines = {engine["variant"]: engine for engine in case["engines"]}
         same = {row["variant"]: row["outputs_as_first"] for row in case["greedy"]}
         for run in case["runs"]:
             level, load, did, engine = run["level"], run["load"], run["engine"], engines[run["variant"]]
-            speeds = load.get("error") or (
-                f"{load['output_throughput']:.1f} | {load['median_ttft_ms']:.1f} | {load['median_tpot_ms']:.2f}"
-            )
+            figures = [load.get(name, math.nan) for name in ("output_throughput", "median_ttft_ms", "median_tpot_ms")]
+            figures.insert(1, (run["saturated"] or {}).get("output_throughput", math.nan))
+            speeds = load.get("error") or " | ".join(f"{figure:.1f}" for figure in figures[:3]) + f" | {figures[3]:.2f}"
             rows.append(
                 f"| {case['case']} | {run['round']} | {level['at_once']}: {level['requests']}, {level['input_len']} + "
                 f"{level['output_len']} | {run['variant']} | {len(engine['report']['groups'])} | "

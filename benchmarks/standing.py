@@ -5,11 +5,12 @@ import json
 import os
 import signal
 import sys
+import time
 from asyncio.subprocess import PIPE, STDOUT, Process
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager, nullcontext
+from contextlib import asynccontextmanager, nullcontext, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from benchmarks.in_turn import ANSWER, ROOT
 from hybrid_serve.engine.base import EngineStartError, EngineStats
@@ -19,6 +20,36 @@ END_S = 60
 
 Name = tuple[str, str]
 """Of an engine: its case's, and its variant's."""
+
+
+class Sample(NamedTuple):
+    """What an engine counted so many seconds after the first of a series."""
+
+    seconds: float
+    running: int
+    waiting: int
+    finished: int
+    generated: int
+
+
+def saturated(samples: list[Sample]) -> dict[str, float] | None:
+    """What the engine generated while requests waited and came and went; None if there was no such time.
+
+    From when as many requests have ended as run at once, so that they no longer all began together, until no request
+    waits any more.
+    """
+    at_once = max((sample.running for sample in samples), default=0)
+    first = samples[0].finished if samples else 0
+    within = [sample for sample in samples if sample.waiting and sample.finished - first >= at_once]
+    if len(within) < 2:
+        return None
+    seconds = within[-1].seconds - within[0].seconds
+    return {
+        "seconds": round(seconds, 2),
+        "running": round(sum(sample.running for sample in within) / len(within), 2),
+        "finished": within[-1].finished - within[0].finished,
+        "output_throughput": round((within[-1].generated - within[0].generated) / seconds, 2),
+    }
 
 
 class StandingEngine:
@@ -43,7 +74,7 @@ class StandingEngine:
     async def _read(self) -> None:
         """Takes the process's answers apart from its log; None once it has ended."""
         assert self._process.stdout is not None
-        with self._log.open("w") if self._log else nullcontext() as log:
+        with self._log.open("w", buffering=1) if self._log else nullcontext() as log:
             async for raw in self._process.stdout:
                 line = raw.decode(errors="replace")
                 if line.startswith(ANSWER):
@@ -96,6 +127,27 @@ class StandingEngine:
         answer["accepted_per_position"] = tuple(answer["accepted_per_position"])
         return EngineStats(**answer)
 
+    @asynccontextmanager
+    async def sampled(self, every_s: float, samples: list[Sample]) -> AsyncIterator[None]:
+        """Adds to `samples` in the meantime."""
+        done = asyncio.Event()
+        sampling = asyncio.ensure_future(self._sample(every_s, samples, done))
+        try:
+            yield
+        finally:
+            done.set()
+            await sampling
+
+    async def _sample(self, every_s: float, samples: list[Sample], done: asyncio.Event) -> None:
+        since = time.monotonic()
+        while not done.is_set():
+            stats = await self.stats()
+            seconds = round(time.monotonic() - since, 3)
+            finished, generated = stats.finished_requests, stats.generation_tokens
+            samples.append(Sample(seconds, stats.running, stats.waiting, finished, generated))
+            with suppress(TimeoutError):
+                await asyncio.wait_for(done.wait(), every_s)
+
     async def end(self) -> None:
         """Ends the process and all that it started; kills what has not ended by itself in time."""
         assert self._process.stdin is not None
@@ -126,7 +178,7 @@ async def standing(
                 sys.executable, "-m", module, *command_line, cwd=ROOT, env=environment, stdin=PIPE, stdout=PIPE,
                 stderr=STDOUT, start_new_session=True, limit=1 << 24,
             )  # fmt: skip
-            engines[name] = StandingEngine(process, logs / f"{'-'.join(name)}.log" if logs else None)
+            engines[name] = StandingEngine(process, logs / f"{'-'.join(name).replace(' ', '-')}.log" if logs else None)
         await asyncio.gather(*(engine.start(timeout) for engine in engines.values()))
         yield engines
     finally:
