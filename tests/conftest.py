@@ -9,6 +9,11 @@ from hypothesis import settings
 
 from hybrid_serve.demo.geometry import DraftGeometry, TargetGeometry
 
+# vLLM binds an engine's worker for life to cores that it chooses by the machine alone, of two always to the same one,
+# where engines wait for each other while the other core idles. A thread for each is what they have there.
+os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 _VLLM_BEFORE = {name: value for name, value in os.environ.items() if name.startswith("VLLM")}
 
 # A commit's generated problems are the same wherever its tests run, and no example fails for being slow on a busy
