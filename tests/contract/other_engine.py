@@ -49,7 +49,8 @@ def python_of(release: str) -> str:
 
 def _environment_below() -> str:
     """12 hex digits over the interpreter's version and the packages below."""
-    found = sorted(f"{one.metadata['Name']}=={one.version}" for one in distributions())
+    # A set: what is installed from a checkout is found once more in a checkout that it left its egg-info in.
+    found = sorted({f"{one.metadata['Name']}=={one.version}" for one in distributions()})
     return hashlib.sha256("\n".join([sys.version, *found]).encode()).hexdigest()[:12]
 
 
