@@ -18,14 +18,17 @@ PIP = $(BIN)/python -m pip --disable-pip-version-check
 serve: venv
 	$(BIN)/python -m deployments.serve_demo --port $(PORT) --config $(CONFIG)
 
-# Two files at a time. What only computes comes first, in processes that no Ray was started in.
+# Two files at a time, in the order that tests/conftest.py gives them.
+TWO_FILES = -n 2 --dist loadfile --no-loadscope-reorder
+
+# What only computes comes first, in processes that no Ray was started in.
 test: venv
-	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not engines"
-	$(BIN)/python -m pytest -n 2 --dist loadfile -m engines
+	$(BIN)/python -m pytest $(TWO_FILES) -m "not engines"
+	$(BIN)/python -m pytest $(TWO_FILES) -m engines
 
 # The generated problems of the tests that only compute, drawn anew: a failure is a test to add, with its inputs.
 explore: venv
-	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not engines" --hypothesis-profile exploring
+	$(BIN)/python -m pytest $(TWO_FILES) -m "not engines" --hypothesis-profile exploring
 
 check: venv
 	$(BIN)/ruff check .
