@@ -5,7 +5,8 @@
 Keys: policy ("best" | "stock"), drafter (bool), prompts (how many of the 50 held-out ones, greedy), max_tokens, tokens
 (K), plan_tokens (K that the plan is made for, to hand the engine a wrong plan), worker_extension_cls, kv_memory,
 prefix_caching, prefix_match_unit, eager, temperature, context (tokens the plan is made for), aux_layers (target layers
-that the drafter is fed from instead of its own, in vLLM's counting).
+that the drafter is fed from instead of its own, in vLLM's counting), then (what the same engine is asked afterwards:
+prompts, max_tokens, temperature).
 """
 
 import asyncio
@@ -21,7 +22,7 @@ import httpx
 
 from hybrid_serve.demo.corpus import held_out_prompts
 from hybrid_serve.demo.geometry import DRAFT_DIR, TARGET_DIR
-from hybrid_serve.engine.base import EngineConfig, EngineStartError
+from hybrid_serve.engine.base import EngineConfig, EngineStartError, EngineStats
 from hybrid_serve.engine.vllm_engine import VLLMEngine
 from hybrid_serve.facts.assemble import plan_inputs
 from hybrid_serve.facts.checkpoint import read_drafter, read_target
@@ -102,7 +103,8 @@ async def live(task: dict[str, Any], drafter_path: Path) -> dict[str, Any]:
     try:
         outputs = await generate(engine, task)
         stats = await engine.stats()
-        return {
+        more = {"then": await asked_then(engine, task["then"], stats)} if "then" in task else {}
+        return more | {
             "report": report.to_json(),
             "plan": decision.plan.to_json(),
             "plan_id": decision.plan.plan_id,
@@ -114,6 +116,13 @@ async def live(task: dict[str, Any], drafter_path: Path) -> dict[str, Any]:
         }
     finally:
         await engine.stop()
+
+
+async def asked_then(engine: VLLMEngine, task: dict[str, Any], before: EngineStats) -> dict[str, Any]:
+    """What it came to, without what the engine had done before."""
+    outputs, now = await generate(engine, task), await engine.stats()
+    accepted, drafts = now.accepted_tokens - before.accepted_tokens, now.drafts - before.drafts
+    return {"outputs": outputs, "mean_acceptance_length": 1 + accepted / drafts}
 
 
 async def generate(engine: VLLMEngine, task: dict[str, Any]) -> list[list[int]]:

@@ -4,7 +4,7 @@ import json
 import subprocess
 import sys
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 from ray.serve._private.constants import DEFAULT_HEALTH_CHECK_TIMEOUT_S
@@ -24,8 +24,15 @@ TASKS = (
 """There, a start that is given up, one that fails, and back again."""
 
 
+class InTurn(NamedTuple):
+    """What each engine came to, and what all of them logged."""
+
+    answers: list[dict[str, Any]]
+    log: str
+
+
 @cache
-def in_turn() -> list[dict[str, Any]]:
+def in_turn() -> InTurn:
     process = subprocess.run(
         [sys.executable, "-m", "tests.contract.run_engines_in_turn", json.dumps(TASKS)],
         cwd=ROOT,
@@ -36,12 +43,11 @@ def in_turn() -> list[dict[str, Any]]:
     )
     last = next((line for line in reversed(process.stdout.splitlines()) if line.startswith("[{")), None)
     assert last is not None, f"the engines printed no answer:\n{process.stdout[-8000:]}"
-    came: list[dict[str, Any]] = json.loads(last)
-    return came
+    return InTurn(json.loads(last), process.stdout)
 
 
 def engines() -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
-    seven, five, _, _, again = in_turn()
+    seven, five, _, _, again = in_turn().answers
     assert all("error" not in each for each in (seven, five, again)), (seven, five, again)
     return seven, five, again
 
@@ -71,20 +77,21 @@ def test_totals_begin_again_with_each_engine() -> None:
 
 
 def test_nothing_is_left_of_an_engine_that_ended() -> None:
-    assert [each["left"] for each in in_turn()] == [[]] * len(TASKS)
+    assert [each["left"] for each in in_turn().answers] == [[]] * len(TASKS)
 
 
 def test_a_start_that_is_given_up_ends_soon() -> None:
-    given_up = in_turn()[2]
+    given_up = in_turn().answers[2]
     print(f"given up after {given_up['seconds'] - given_up['took']:.2f} s, ended {given_up['took']:.2f} s later")
     assert given_up["cancelled"] and given_up["took"] < 5
 
 
-def test_a_start_that_fails_does_not_keep_the_next_from_starting() -> None:
-    assert "error" in in_turn()[3]
+def test_a_plan_for_another_k_ends_the_start_with_both_sides_and_does_not_keep_the_next_from_starting() -> None:
+    assert "error" in in_turn().answers[3] and "error" not in in_turn().answers[4]
+    assert "is for another engine" in in_turn().log
 
 
 def test_the_event_loop_goes_on_while_an_engine_starts() -> None:
-    pauses = [each["longest_pause"] for each in in_turn()]
+    pauses = [each["longest_pause"] for each in in_turn().answers]
     print(f"pauses of {pauses} s")
     assert max(pauses) < DEFAULT_HEALTH_CHECK_TIMEOUT_S / 3, "Ray Serve asks for health meanwhile"
