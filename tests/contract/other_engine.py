@@ -49,8 +49,9 @@ def python_of(release: str) -> str:
 
 def _environment_below() -> str:
     """12 hex digits over the interpreter's version and the packages below."""
-    # A set: what is installed from a checkout is found once more in a checkout that it left its egg-info in.
-    found = sorted({f"{one.metadata['Name']}=={one.version}" for one in distributions()})
+    # Of its own folder alone: a checkout may have an egg-info beside it, and a process with Ray what Ray brings along.
+    installed = distributions(path=[sysconfig.get_paths()["purelib"]])
+    found = sorted(f"{one.metadata['Name']}=={one.version}" for one in installed)
     return hashlib.sha256("\n".join([sys.version, *found]).encode()).hexdigest()[:12]
 
 
