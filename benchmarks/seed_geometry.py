@@ -10,6 +10,7 @@ public config.json files.
 
 import argparse
 import json
+import random
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,8 @@ from tokenizers.trainers import BpeTrainer
 VOCABULARY = 32_768
 HIDDEN = 2048
 TARGET_LAYER_IDS = [1, 6, 11, 16, 22, 27, 32, 37]
+WORDS = 60_000
+"""Random words from which the tokenizer learns its tokens."""
 SPECIAL = ["<|endoftext|>", "<|mask|>", "<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>"]
 
 TEXT = {
@@ -96,7 +99,11 @@ def write_json(path: Path, value: dict[str, Any]) -> None:
 
 
 def write_tokenizer(folder: Path) -> None:
-    """A byte-level tokenizer, and the image and video processors without which the Qwen3.5 class does not load."""
+    """A byte-level tokenizer, and the image and video processors without which the Qwen3.5 class does not load.
+
+    It has as many tokens as the model: an id that it did not know would give no text, and vLLM's server then decodes
+    the whole prompt again for each such token, which takes longer than a step of many requests.
+    """
     from transformers import PreTrainedTokenizerFast
 
     folder.mkdir(parents=True, exist_ok=True)
@@ -104,8 +111,13 @@ def write_tokenizer(folder: Path) -> None:
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = BpeTrainer(vocab_size=400, special_tokens=SPECIAL, initial_alphabet=alphabet)
-    tokenizer.train_from_iterator(["the quick brown fox jumps over the lazy dog"], trainer)
+    trainer = BpeTrainer(vocab_size=VOCABULARY, special_tokens=SPECIAL, initial_alphabet=alphabet, show_progress=False)
+    source = random.Random(2026)
+    letters = "abcdefghijklmnopqrstuvwxyz"
+    words = ["".join(source.choices(letters, k=source.randrange(2, 9))) for _ in range(WORDS)]
+    tokenizer.train_from_iterator([" ".join(words)], trainer)
+    if (size := tokenizer.get_vocab_size()) != VOCABULARY:
+        raise SystemExit(f"the tokenizer has {size} tokens, the model {VOCABULARY}: raise WORDS")
     names = dict(zip(["vision_bos_token", "vision_eos_token", "image_token", "video_token"], SPECIAL[2:], strict=True))
     wrapped = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=SPECIAL[0], extra_special_tokens=names)
     wrapped.save_pretrained(folder)
@@ -133,11 +145,11 @@ def write_drafter(folder: Path) -> None:
     """The drafter: weights of the names and shapes that vLLM's class loads."""
     write_tokenizer(folder)
 
-    def random(*shape: int) -> torch.Tensor:
+    def drawn(*shape: int) -> torch.Tensor:
         return (torch.randn(*shape, device="cuda") * 0.02).cpu()
 
     weights = {
-        "fc.weight": random(HIDDEN, HIDDEN * len(TARGET_LAYER_IDS)),
+        "fc.weight": drawn(HIDDEN, HIDDEN * len(TARGET_LAYER_IDS)),
         "hidden_norm.weight": torch.ones(HIDDEN),
         "norm.weight": torch.ones(HIDDEN),
     }
@@ -157,7 +169,7 @@ def write_drafter(folder: Path) -> None:
         "post_attention_layernorm": HIDDEN,
     }
     for layer in range(LAYERS):
-        weights |= {f"layers.{layer}.{name}.weight": random(*shape) for name, shape in projections.items()}
+        weights |= {f"layers.{layer}.{name}.weight": drawn(*shape) for name, shape in projections.items()}
         weights |= {f"layers.{layer}.{name}.weight": torch.ones(size) for name, size in norms.items()}
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     write_json(folder / "config.json", DRAFTER)

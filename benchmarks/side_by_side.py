@@ -194,6 +194,7 @@ class Suite:
             "load": figures,
             "engine": counted(before, after, digits=4),
             "saturated": saturated(samples),
+            "samples": samples,
         }
 
     async def _greedily(self, case: Case, engines: dict[str, StandingEngine]) -> list[dict[str, Any]]:
@@ -238,7 +239,11 @@ def table(cases: list[dict[str, Any]]) -> str:
             level, load, did, engine = run["level"], run["load"], run["engine"], engines[run["variant"]]
             figures = [load.get(name, math.nan) for name in ("output_throughput", "median_ttft_ms", "median_tpot_ms")]
             figures.insert(1, (run["saturated"] or {}).get("output_throughput", math.nan))
-            speeds = load.get("error") or " | ".join(f"{figure:.1f}" for figure in figures[:3]) + f" | {figures[3]:.2f}"
+            speeds = (
+                load.get("error")
+                or " | ".join("-" if math.isnan(figure) else f"{figure:.1f}" for figure in figures[:3])
+                + f" | {figures[3]:.2f}"
+            )
             rows.append(
                 f"| {case['case']} | {run['round']} | {level['at_once']}: {level['requests']}, {level['input_len']} + "
                 f"{level['output_len']} | {run['variant']} | {len(engine['report']['groups'])} | "

@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import signal
+import statistics
 import sys
 import time
 from asyncio.subprocess import PIPE, STDOUT, Process
@@ -36,17 +37,19 @@ def saturated(samples: list[Sample]) -> dict[str, float] | None:
     """What the engine generated while requests waited and came and went; None if there was no such time.
 
     From when as many requests have ended as run at once, so that they no longer all began together, until no request
-    waits any more.
+    waits any more. What runs at once is the median, since an engine says only after its first step who waits.
     """
-    at_once = max((sample.running for sample in samples), default=0)
-    first = samples[0].finished if samples else 0
-    within = [sample for sample in samples if sample.waiting and sample.finished - first >= at_once]
+    full = [sample for sample in samples if sample.waiting]
+    if not full:
+        return None
+    at_once = statistics.median(sample.running for sample in full)
+    within = [sample for sample in full if sample.finished - samples[0].finished >= at_once]
     if len(within) < 2:
         return None
     seconds = within[-1].seconds - within[0].seconds
     return {
         "seconds": round(seconds, 2),
-        "running": round(sum(sample.running for sample in within) / len(within), 2),
+        "running": round(statistics.mean(sample.running for sample in within), 2),
         "finished": within[-1].finished - within[0].finished,
         "output_throughput": round((within[-1].generated - within[0].generated) / seconds, 2),
     }

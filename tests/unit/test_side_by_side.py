@@ -29,6 +29,7 @@ def test_what_is_given_wins_over_what_a_suite_says() -> None:
 def test_the_rate_is_that_between_the_first_turnover_and_the_last_waiting_request() -> None:
     samples = [
         Sample(0.0, 0, 0, 100, 1000),
+        Sample(0.5, 10, 0, 100, 1000),
         Sample(1.0, 4, 6, 100, 1040),
         Sample(2.0, 4, 3, 103, 1100),
         Sample(3.0, 4, 2, 104, 1200),
@@ -38,6 +39,11 @@ def test_the_rate_is_that_between_the_first_turnover_and_the_last_waiting_reques
         Sample(7.0, 0, 0, 110, 1550),
     ]
     assert saturated(samples) == {"seconds": 2.0, "running": 4.0, "finished": 1, "output_throughput": 100.0}
+
+
+def test_a_record_of_earlier_requests_does_not_begin_the_rate() -> None:
+    samples = [Sample(float(second), 4, 9, 50, 100 * second) for second in range(5)]
+    assert saturated(samples) is None
 
 
 def test_a_level_that_nobody_waits_in_has_no_such_rate() -> None:
