@@ -4,9 +4,9 @@
 
 Keys: policy ("best" | "stock"), drafter (bool), prompts (how many of the 50 held-out ones, greedy), max_tokens, tokens
 (K), plan_tokens (K that the plan is made for, to hand the engine a wrong plan), worker_extension_cls, kv_memory,
-prefix_caching, prefix_match_unit, eager, temperature, context (tokens the plan is made for), aux_layers (target layers
-that the drafter is fed from instead of its own, in vLLM's counting), then (what the same engine is asked afterwards:
-prompts, max_tokens, temperature).
+prefix_caching, prefix_match_unit, tensor_parallel_size, eager, temperature, context (tokens the plan is made for),
+aux_layers (target layers that the drafter is fed from instead of its own, in vLLM's counting), then (what the same
+engine is asked afterwards: prompts, max_tokens, temperature).
 """
 
 import asyncio
@@ -59,6 +59,7 @@ def configured(task: dict[str, Any], drafter_path: Path) -> tuple[EngineConfig, 
     drafter = read_drafter(str(drafter_path)) if task["drafter"] else None
     tokens = task.get("tokens", 7) if drafter else 0
     settings = EngineSettings(
+        tensor_parallel_size=task.get("tensor_parallel_size", 1),
         num_speculative_tokens=tokens,
         max_model_len=2048,
         max_num_batched_tokens=2048,

@@ -83,6 +83,14 @@ def test_acceptance_falls_when_the_drafter_is_fed_the_states_before_its_layers()
     assert agreement(early["outputs"], best().answer["outputs"][:12]) >= 0.98
 
 
+def test_a_plan_is_split_over_two_workers() -> None:
+    split = started(prompts=12, tensor_parallel_size=2).answer
+    assert split["report"]["workers"] == 2 and split["differences"] == []
+    assert split["report"]["groups"] != best().answer["report"]["groups"], "a worker has half of the heads and states"
+    assert agreement(split["outputs"], best().answer["outputs"][:12]) >= 0.98
+    assert split["mean_acceptance_length"] >= 0.9 * best().answer["mean_acceptance_length"]
+
+
 def test_answers_at_a_temperature_are_drafted_and_make_sense() -> None:
     sampled = best().answer["then"]
     assert sampled["mean_acceptance_length"] >= 3.0
