@@ -36,8 +36,12 @@ of a model with 8 experts; with all 256 they are longer, so less is taken. `capa
 plans that hold nearly as much.
 """
 
-GATHER_COST: dict[Prefer, float] = {"capacity": 0.01, "speed": 0.05}
-"""Cost of a group whose blocks FlashAttention 3 must gather token by token (`paged_tile`), on the same scale."""
+GATHER_COST: dict[Prefer, float] = {"capacity": 0.0, "speed": 0.02}
+"""Cost of a bucket whose blocks FlashAttention 3 must gather token by token (`paged_tile`), on the same scale.
+
+Not measured by itself. On one H200 a prompt of 7,664 tokens had its first token 18 % later than stock's under blocks of
+1,664 tokens (two prompts), and 3 % under blocks of 1,680, which are whole tiles (16 prompts; `docs/benchmarks.md`).
+"""
 
 FEW_GROUPS = 10
 """A packed plan with at most so many groups is taken before one with more. (Uniform pages have no such choice: there
