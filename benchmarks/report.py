@@ -91,10 +91,10 @@ def side_by_side() -> Iterator[str]:
         f"\n{record['note']} For an id without text vLLM's detokenizer decodes the whole prompt again at each token, "
         "0.6 ms instead of 0.01 for 7,424 tokens where this page is written. So the server lagged behind its engine at "
         f"the last level: {merged['fast']:.0f} tokens of the plan came in one piece, {merged['stock']:.1f} of stock. "
-        "What the client saw is a lower bound for both, and further from what the engine did the more it did. "
-        f"vLLM's own log, by way of the same server, has {logged['stock']} tokens/s for stock and {logged['fast']} for the "
-        "plan while requests waited at both ends of its interval. The benchmark's tokenizer has text for every id now; that "
-        "was not measured any more.\n"
+        "What the client saw is a lower bound for both, and further from what the engine did the more it did. vLLM's "
+        f"own log, by way of the same server, has {logged['stock']} tokens/s for stock and {logged['fast']} for the "
+        "plan while requests waited at both ends of its interval. The benchmark's tokenizer has text for every id now; "
+        "that was not measured any more.\n"
     )
 
 
