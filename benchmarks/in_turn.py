@@ -26,7 +26,7 @@ Results = list[tuple[str, dict[str, Any]]]
 
 def add_run_options(options: argparse.ArgumentParser) -> None:
     """How long a variant may take, and where results and logs go."""
-    options.add_argument("--timeout", type=float, default=600, help="seconds for one variant")
+    options.add_argument("--timeout", type=float, default=600, help="seconds for one variant, or one level")
     options.add_argument("--output", type=Path)
     options.add_argument("--logs", type=Path, help="folder for the engines' logs")
     options.add_argument("--variant", help=argparse.SUPPRESS)

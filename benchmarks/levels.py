@@ -18,6 +18,9 @@ from benchmarks.vllm_load import ANSWER
 SPECIAL_TOKENS = 16
 """Token ids below this are not drawn for prompts."""
 
+END_S = 20
+"""What the process that sends the load may take to end by itself."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Level:
@@ -60,11 +63,19 @@ async def load_process() -> AsyncIterator[Process]:
     finally:
         assert process.stdin is not None
         process.stdin.close()
-        await process.wait()
+        try:
+            await asyncio.wait_for(process.wait(), END_S)
+        except TimeoutError:
+            process.kill()
+            await process.wait()
 
 
 async def loaded(load: Process, level: Level, url: str, tokenizer: str, seed: int) -> dict[str, Any]:
-    """What `vllm bench serve` says of the level; `error` if it failed."""
+    """What `vllm bench serve` says of the level; `error` if it failed.
+
+    Raises:
+        RuntimeError: the process that sends the load has ended.
+    """
     assert load.stdin is not None and load.stdout is not None
     load.stdin.write(level.arguments(url, tokenizer, seed).encode() + b"\n")
     await load.stdin.drain()

@@ -104,13 +104,18 @@ async def one_engine(options: argparse.Namespace) -> int:
     try:
         async with started(options) as (engine, config, figures), served(engine) as url:
             where = {"url": url, "vocabulary": config.target.vocab_size}
-            print(ANSWER + json.dumps(where | figures), flush=True)
+            answer(where | figures)
             while await asyncio.to_thread(sys.stdin.readline):
-                print(ANSWER + json.dumps(asdict(await engine.stats())), flush=True)
+                answer(asdict(await engine.stats()))
     except EngineStartError as error:
-        print(ANSWER + json.dumps({"error": str(error)}), flush=True)
+        answer({"error": str(error)})
         return 1
     return 0
+
+
+def answer(content: dict[str, Any]) -> None:
+    """A line of its own, also after a progress bar, which ends none."""
+    print(f"\n{ANSWER}{json.dumps(content)}", flush=True)
 
 
 class Suite:
@@ -128,17 +133,19 @@ class Suite:
         """All stages in turn; a case whose engines don't all start is recorded as failed, and the others go on.
 
         Returns:
-            Every engine started, and got what was predicted.
+            Every engine started, got what was predicted, and answered every request.
         """
-        only = self._options.case
-        async with load_process() as load:
-            for stage in read_suite(self._options.suite):
-                if chosen := [case for case in stage if not only or case.name in only]:
-                    await self._stage(chosen, load)
-        differ = any(engine["differences"] for case in self.cases for engine in case["engines"])
+        stages = read_suite(self._options.suite)
+        known = [case.name for stage in stages for case in stage]
+        if unknown := sorted(set(self._options.case or ()) - set(known)):
+            raise SystemExit(f"the suite has no case {', '.join(unknown)}; it has {', '.join(known)}")
+        for stage in stages:
+            if chosen := [case for case in stage if case.name in (self._options.case or known)]:
+                await self._stage(chosen)
+        differ = any(engine.get("differences") for case in self.cases for engine in case["engines"])
         return not differ and not any("error" in case for case in self.cases)
 
-    async def _stage(self, stage: Stage, load: asyncio.subprocess.Process) -> None:
+    async def _stage(self, stage: Stage) -> None:
         engines = {
             (case.name, variant): case.command_line(variant, self._arguments)
             for case in stage
@@ -149,11 +156,14 @@ class Suite:
                 record: dict[str, Any] = {"case": case.name, "engines": [], "runs": [], "greedy": []}
                 self.cases.append(record)
                 try:
-                    mine = {variant: all_standing[case.name, variant].up() for variant in case.variants}
+                    mine = {variant: all_standing[case.name, variant] for variant in case.variants}
                     record["engines"] = [{"variant": v, **engine.figures} for v, engine in mine.items()]
-                    await self._case(case, mine, load, record)
-                except (EngineStartError, RuntimeError, OSError, httpx.HTTPError) as error:
-                    record["error"] = str(error)
+                    if failed := [f"{variant}: {engine.failed}" for variant, engine in mine.items() if engine.failed]:
+                        raise EngineStartError("; ".join(failed))
+                    async with load_process() as load:
+                        await self._case(case, mine, load, record)
+                except (EngineStartError, RuntimeError, TimeoutError, OSError, httpx.HTTPError) as error:
+                    record["error"] = str(error) or repr(error)
                 self._keep()
 
     async def _case(
@@ -184,7 +194,10 @@ class Suite:
         before, since = await engine.stats(), _now()
         samples: list[Sample] = []
         async with engine.sampled(SAMPLE_S, samples):
-            figures = await loaded(load, level, engine.url, self._options.target, seed)
+            sent = loaded(load, level, engine.url, self._options.target, seed)
+            figures = await asyncio.wait_for(sent, self._options.timeout)
+        if "error" in figures or figures["failed"]:
+            raise RuntimeError(f"{level}: {figures.get('error') or figures['failed']} of {level.requests} failed")
         until, after = _now(), await engine.stats()
         return {
             "level": asdict(level),

@@ -19,6 +19,9 @@ from hybrid_serve.engine.base import EngineStartError, EngineStats
 END_S = 60
 """What an engine's process may take to end by itself."""
 
+STATS_S = 120
+"""What an engine may take to say what it counts: under load its event loop can be far behind."""
+
 Name = tuple[str, str]
 """Of an engine: its case's, and its variant's."""
 
@@ -62,6 +65,7 @@ class StandingEngine:
         url: where its OpenAI app listens, once it has started.
         vocabulary: token ids are below this.
         figures: its plan, what it reports, and the differences between the two.
+        failed: why it did not start.
     """
 
     def __init__(self, process: Process, log: Path | None) -> None:
@@ -72,7 +76,8 @@ class StandingEngine:
         self._reading = asyncio.ensure_future(self._read())
         self.url, self.vocabulary = "", 0
         self.figures: dict[str, Any] = {}
-        self._failed: EngineStartError | None = None
+        self.failed: EngineStartError | None = None
+        self._asking = asyncio.Lock()
 
     async def _read(self) -> None:
         """Takes the process's answers apart from its log; None once it has ended."""
@@ -88,45 +93,38 @@ class StandingEngine:
                     log.write(line)
         self._answers.put_nowait(None)
 
-    async def _answer(self) -> dict[str, Any]:
-        if (answer := await self._answers.get()) is None:
+    async def _answer(self, timeout: float) -> dict[str, Any]:
+        try:
+            answer = await asyncio.wait_for(self._answers.get(), timeout)
+        except TimeoutError:
+            raise EngineStartError(f"no answer within {timeout:g} s") from None
+        if answer is None:
             raise EngineStartError("the engine's process ended: " + "".join(self._last_words)[-1500:])
         return answer
 
     async def start(self, timeout: float) -> None:
-        """Waits until it serves, or has failed to; `up` says which."""
+        """Waits until it serves, or has failed to."""
         try:
-            answer = await asyncio.wait_for(self._answer(), timeout)
+            answer = await self._answer(timeout)
             if "error" in answer:
                 raise EngineStartError(answer["error"])
-        except TimeoutError:
-            self._failed = EngineStartError(f"did not start within {timeout:g} s")
         except EngineStartError as error:
-            self._failed = error
+            self.failed = error
         else:
             self.url, self.vocabulary = answer.pop("url"), answer.pop("vocabulary")
             self.figures = answer
-
-    def up(self) -> "StandingEngine":
-        """Itself.
-
-        Raises:
-            EngineStartError: it did not start.
-        """
-        if self._failed:
-            raise self._failed
-        return self
 
     async def stats(self) -> EngineStats:
         """Live figures.
 
         Raises:
-            EngineStartError: the process has ended.
+            EngineStartError: the process has ended, or does not answer any more.
         """
         assert self._process.stdin is not None
-        self._process.stdin.write(b"stats\n")
-        await self._process.stdin.drain()
-        answer = await self._answer()
+        async with self._asking:
+            self._process.stdin.write(b"stats\n")
+            await self._process.stdin.drain()
+            answer = await self._answer(STATS_S)
         answer["accepted_per_position"] = tuple(answer["accepted_per_position"])
         return EngineStats(**answer)
 
@@ -155,11 +153,12 @@ class StandingEngine:
         """Ends the process and all that it started; kills what has not ended by itself in time."""
         assert self._process.stdin is not None
         self._process.stdin.close()
-        try:
-            await asyncio.wait_for(self._process.wait(), END_S if self.url else 0)
-        except TimeoutError:
+        if self.url:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._process.wait(), END_S)
+        with suppress(ProcessLookupError):  # nothing is left of its session
             os.killpg(self._process.pid, signal.SIGKILL)
-            await self._process.wait()
+        await self._process.wait()
         await self._reading
 
 
@@ -185,4 +184,4 @@ async def standing(
         await asyncio.gather(*(engine.start(timeout) for engine in engines.values()))
         yield engines
     finally:
-        await asyncio.gather(*(engine.end() for engine in engines.values()))
+        await asyncio.gather(*(engine.end() for engine in engines.values()), return_exceptions=True)

@@ -25,7 +25,8 @@ def best(inputs: PlanInputs) -> Verdict:
 
     Uniform pages everywhere; packed blocks on CUDA with FlashAttention and `VLLM_KV_CACHE_LAYOUT=BLNHC`
     (the CPU backend has no block-outermost layout). Never worse than stock by `score`. With `prefer: speed` fewer
-    groups count for more, but a plan that holds less than GIVEN_UP_FOR_SPEED allows, or than stock's, is not taken.
+    groups count for more, and whole tiles count (`paged_tile`); a plan that holds less than GIVEN_UP_FOR_SPEED allows,
+    or than stock's, is not taken for that.
     """
     if (refused := refusal(inputs)) is not None:
         return refused

@@ -155,10 +155,12 @@ def paged_tile(bucket: AttentionBucket, inputs: PlanInputs) -> int:
 
     On SM90 its prefill loads a tile of K with one bulk copy if blocks hold whole tiles, and gathers token by token if
     they don't (vllm-project/flash-attention, hopper/flash_api.cpp get_pagedkv_tma; the tiles: hopper/tile_size.h,
-    tile_size_fwd_sm90, causal). Decoding gathers anyway, and a DFlash drafter has no prefill.
+    tile_size_fwd_sm90, causal). Decoding gathers anyway, and a DFlash drafter has no prefill. Per-token-head dtypes are
+    Triton's.
     """
     _, head_dim, dtype = bucket.shape
-    if inputs.device != "cuda" or inputs.sm != 90 or bucket.owner != "target" or bucket.kind != "full":
+    flash = inputs.device == "cuda" and inputs.sm == 90 and dtype not in PER_TOKEN_HEAD
+    if not flash or bucket.owner != "target" or bucket.kind != "full":
         return 1
     tiles = FA3_TILES.get(DTYPE_BYTES[dtype], ())
     return next((tile for most, tile in tiles if head_dim <= most), 1)

@@ -31,16 +31,17 @@ GROUP_COST: dict[Prefer, float] = {"capacity": 0.001, "speed": 0.01}
 """Cost of one more group, as a share of a step's time, and so of the bytes that a request may take instead.
 
 `speed` is from a measurement: on one H200, stock's 46 groups and a plan's 5 differ by 0.14 ms of time per output token
-a group with one request and by 0.40 ms with eight, of 6 and 14 ms (`docs/benchmarks.md`). That is 2 to 3 % of the steps
-of a model with 8 experts; with all 256 they are longer, so less is taken. `capacity` is a choice: groups decide between
-plans that hold nearly as much.
+a group with one request, of 6 ms, and by 0.19 and 0.34 ms in two later runs, in which stock varied much
+(`docs/benchmarks.md`). That is 2 % and more of the steps of a model with 8 experts; with all 256 they are longer, so
+less is taken. `capacity` is a choice: groups decide between plans that hold nearly as much.
 """
 
 GATHER_COST: dict[Prefer, float] = {"capacity": 0.0, "speed": 0.02}
 """Cost of a bucket whose blocks FlashAttention 3 must gather token by token (`paged_tile`), on the same scale.
 
-Not measured by itself. On one H200 a prompt of 7,664 tokens had its first token 18 % later than stock's under blocks of
-1,664 tokens (two prompts), and 3 % under blocks of 1,680, which are whole tiles (16 prompts; `docs/benchmarks.md`).
+A guess: what gathering costs was not measured by itself. On one H200 a prompt of 7,664 tokens had its first token 18 %
+later than stock's under blocks of 1,664 tokens (two prompts), and under blocks of 1,680, which are whole tiles as
+stock's 2,240 are, 1 to 4 % later (16 prompts) or 17 % earlier (6 others; `docs/benchmarks.md`).
 """
 
 FEW_GROUPS = 10
@@ -116,8 +117,24 @@ def contexts_of(inputs: PlanInputs) -> tuple[tuple[int, float], ...]:
 
 
 def score(plan: KVPlan, inputs: PlanInputs) -> float:
-    """Mean request bytes over the workload, raised by GROUP_COST a group. Lower is better."""
-    return mean_request_bytes(plan, inputs) * (1 + GROUP_COST[inputs.workload.prefer] * len(plan.groups))
+    """Mean request bytes over the workload, raised by GROUP_COST a group and GATHER_COST a gathered bucket.
+
+    Lower is better.
+    """
+    buckets = buckets_of(inputs)
+    gathered = {
+        group.bucket
+        for group in plan.groups
+        if isinstance(bucket := buckets[group.bucket], AttentionBucket)
+        and group.block_size % paged_tile(bucket, inputs)
+    }
+    return mean_request_bytes(plan, inputs) * (1 + _slower(inputs, len(plan.groups), len(gathered)))
+
+
+def _slower(inputs: PlanInputs, groups: int, gathered: int) -> float:
+    """The share of a step that groups and gathered buckets cost."""
+    prefer = inputs.workload.prefer
+    return GROUP_COST[prefer] * groups + GATHER_COST[prefer] * gathered
 
 
 def mean_request_bytes(plan: KVPlan, inputs: PlanInputs) -> float:
@@ -163,7 +180,6 @@ def _problem(inputs: PlanInputs) -> Problem:
 def _best_plan(problem: Problem, frames: Iterable[Frame], *, pages: Pages, layout: str | None) -> KVPlan | None:
     best: tuple[tuple[bool, float], Sequence[Split]] | None = None
     drafting = sum(bucket.owner == "drafter" for bucket in problem.buckets)
-    prefer = problem.inputs.workload.prefer
     if problem.drafter_in_one_group and drafting > 1:
         return None
     for frame in frames:
@@ -172,8 +188,7 @@ def _best_plan(problem: Problem, frames: Iterable[Frame], *, pages: Pages, layou
         if len(found) < len(splits) or not _within_batch(problem, found):
             continue
         groups = sum(split.groups for split in found)
-        gathers = sum(split.gathered for split in found)
-        slower = GROUP_COST[prefer] * groups + GATHER_COST[prefer] * gathers
+        slower = _slower(problem.inputs, groups, sum(split.gathered for split in found))
         cost = frame.block * sum(split.blocks for split in found) * (1 + slower)
         rank = (pages == "packed" and groups > FEW_GROUPS, cost)
         if best is None or rank < best[0]:
@@ -202,8 +217,9 @@ def _smallest_block(problem: Problem, splits: Sequence[Split]) -> int:
 def _uniform_frames(problem: Problem) -> Iterator[Frame]:
     states = [bucket.state_bytes for bucket in problem.buckets if isinstance(bucket, MambaBucket)]
     units = [problem.kernel * b.bytes_per_token for b in problem.buckets if isinstance(b, AttentionBucket)]
+    tiles = [problem.tiles[b.index] * b.bytes_per_token for b in problem.buckets if isinstance(b, AttentionBucket)]
     least = max([*states, *units])
-    pages = {_round_up(least, unit) + more * unit for unit in [*units, lcm(*units)] for more in range(4)}
+    pages = {_round_up(least, unit) + more * unit for unit in [*units, *tiles, lcm(*units)] for more in range(4)}
     if not problem.fills_pages and problem.inputs.device == "cuda":
         pages.add(_round_up(least, PAGE_ALIGNMENT))
     anchored = {problem.anchor // problem.kernel * unit * times for unit in units for times in (1, 2)}
@@ -282,8 +298,7 @@ def _best_split(problem: Problem, bucket: Bucket, frame: Frame) -> Split | None:
 
 def _price(problem: Problem, split: Split, frame: Frame) -> float:
     """A split's blocks, and its groups and gathering as blocks."""
-    prefer = problem.inputs.workload.prefer
-    slower = GROUP_COST[prefer] * split.groups + GATHER_COST[prefer] * split.gathered
+    slower = _slower(problem.inputs, split.groups, split.gathered)
     return split.blocks + slower * problem.floor / frame.block
 
 
@@ -336,7 +351,7 @@ def _block_in(problem: Problem, bucket: AttentionBucket, frame: Frame, page: int
     if frame.page and problem.fills_pages:
         fills = not rest and tokens % unit == 0 and (not frame.interval or frame.interval % tokens == 0)
         return tokens if fills else 0
-    longest = max(_round_up(problem.inputs.settings.max_model_len, problem.kernel), problem.anchor)
+    longest = max(_round_up(problem.inputs.settings.max_model_len, kernel), problem.anchor)
     natural = min(tokens // kernel * kernel, longest)
     return _divisor_within(frame.interval, natural, unit) if frame.interval else natural
 

@@ -1,10 +1,11 @@
 """Suites can be read, and what counts as saturated is the time when requests wait, come and go."""
 
+import asyncio
 from pathlib import Path
 
 import pytest
 
-from benchmarks.side_by_side import read_suite, table
+from benchmarks.side_by_side import Suite, parser, read_suite, table
 from benchmarks.standing import Sample, saturated
 
 SUITES = sorted((Path(__file__).parents[2] / "benchmarks/suites").glob("*.json"))
@@ -52,6 +53,13 @@ def test_a_level_that_nobody_waits_in_has_no_such_rate() -> None:
 
 
 def test_a_case_whose_engine_did_not_start_is_told_in_the_table() -> None:
-    assert "bf16 | 'bf16, stock: out of memory' |" in table(
-        [{"case": "bf16", "engines": [], "runs": [], "greedy": [], "error": "bf16, stock: out of memory"}]
+    assert "bf16 | 'stock: out of memory' |" in table(
+        [{"case": "bf16", "engines": [], "runs": [], "greedy": [], "error": "stock: out of memory"}]
     )
+
+
+def test_a_case_that_a_suite_does_not_have_is_refused() -> None:
+    suite = str(SUITES[0].with_name("cpu.json"))
+    asked = Suite(parser().parse_args([suite, "--case", "bf61"]), [suite])
+    with pytest.raises(SystemExit, match="no case bf61; it has bf16"):
+        asyncio.run(asked.run())
