@@ -103,12 +103,12 @@ def side_by_side() -> Iterator[str]:
     }
     yield (
         "At the last level the server lagged behind its engine, and more behind the faster one: "
-        f"{merged['fast']:.0f} tokens of the plan came in one piece, {merged['stock']:.1f} of stock. So what the "
-        "client saw there is no measure of the engines, and most likely too little for the plan. vLLM's own log, which comes "
-        f"by way of the same server, has {logged['stock']} tokens/s for stock and {logged['fast']} for the plan while "
-        "requests waited at both ends of an interval. A cause may be the tokenizer: for an id without text vLLM's "
-        "detokenizer decodes the whole prompt again at each token, which `benchmarks/seed_geometry.py` avoids now. That "
-        "was not measured any more.\n"
+        f"{merged['fast']:.0f} tokens of the plan came in one piece, {merged['stock']:.1f} of stock. "
+        "So what the client saw there is no measure of the engines, and most likely too little for the plan. "
+        f"vLLM's own log, which comes by way of the same server, has {logged['stock']} tokens/s for stock "
+        f"and {logged['fast']} for the plan while requests waited at both ends of an interval. "
+        "A cause may be the tokenizer: for an id without text vLLM's detokenizer decodes the whole prompt again at "
+        "each token, which `benchmarks/seed_geometry.py` avoids now. That was not measured any more.\n"
     )
 
 
@@ -160,10 +160,10 @@ def load() -> Iterator[str]:
             f"{compared(a, b, 'median_tpot_ms', '.2f')} | {a['median_ttft_ms']:.0f}, {b['median_ttft_ms']:.0f} |"
         )
     yield (
-        f"\n{record['note']} The server lagged behind the plan's engine with 8 and 40 requests, and behind stock's with "
-        f"40: {', '.join(pieces(plan))} tokens of the plan came in one piece at the three levels, "
-        f"{', '.join(pieces(stock))} of stock. So the plan's figures of the last two, and stock's of the last, are those "
-        "of the server.\n"
+        f"\n{record['note']} The server lagged behind the plan's engine with 8 and 40 requests, and behind stock's "
+        f"with 40: {', '.join(pieces(plan))} tokens of the plan came in one piece at the three levels, "
+        f"{', '.join(pieces(stock))} of stock. So the plan's figures of the last two, and stock's of the last, are "
+        "those of the server.\n"
     )
     more = len(reports[0]["groups"]) - len(reports[1]["groups"])
     costs = [
@@ -172,9 +172,9 @@ def load() -> Iterator[str]:
     ]
     yield (
         f"The difference of the times per output token over that of the groups is {costs[0]:.2f} ms a group with one "
-        f"request and {costs[1]:.2f} ms with eight, where the server's lag is in it. It has in it whatever else differs "
-        "between the two engines, too (packed blocks instead of uniform pages, block sizes), and with eight the others' "
-        "prompts. `GROUP_COST` in `hybrid_serve/plan/search.py` says what the planner makes of it.\n"
+        f"request and {costs[1]:.2f} ms with eight, where the server's lag is in it. It has in it whatever else "
+        "differs between the two engines, too (packed blocks instead of uniform pages, block sizes), and with eight "
+        "the others' prompts. `GROUP_COST` in `hybrid_serve/plan/search.py` says what the planner makes of it.\n"
     )
 
 
