@@ -21,7 +21,7 @@ and no draft is accepted: what is compared is stock vLLM and a KV plan on the sa
 
 NOT_MEASURED = """## Not measured
 
-- Throughput under saturating load without the server's detokenizer in the way, and stock's second run of it (above).
+- Throughput under saturating load without a server that lags behind, and stock's second run of it (above).
 - The plan of the default (`prefer: capacity`) under load: it holds 2.3 % more in 9 groups instead of 5.
 - fp8 KV, prefix caching on, contexts other than 8,192 and eager mode under load. (Their capacities, and the
   correctness of fp8, prefix caching and eager mode on trained weights, are above. `benchmarks/suites/h200.json` has
@@ -87,15 +87,14 @@ def side_by_side() -> Iterator[str]:
         variant: " and ".join(f"{runs[1, number, variant]['load']['std_itl_ms']:.1f}" for number in (1, 2))
         for variant in ("stock", "fast")
     }
+    alone = result("serve-8192-h200.json")["results"]
+    (calm,) = (entry["levels"][0]["load"]["std_itl_ms"] for entry in alone if entry["variant"] == "stock")
     yield (
         f"\n{record['note']}\n\nWith one request stock varied much, between its two runs and between its tokens "
         f"(standard deviation {deviations['stock']} ms; the plan's {deviations['fast']}). Alone on a GPU, see below, "
-        "it took 11.78 ms, and a plan 0.51 of that.\n"
+        f"it was {calm:.1f} ms.\n"
     )
-    merged = {
-        name: runs[last, 1, name]["load"]["mean_itl_ms"] / runs[last, 1, name]["load"]["mean_tpot_ms"]
-        for name in ("stock", "fast")
-    }
+    merged = {name: pieces(runs[last, 1, name]) for name in ("stock", "fast")}
     until = max(run["to"] for run in runs.values())[11:19]
     logged = {
         name: waiting_rates([line for line in lines if line["at"] <= until])
@@ -103,7 +102,7 @@ def side_by_side() -> Iterator[str]:
     }
     yield (
         "At the last level the server lagged behind its engine, and more behind the faster one: "
-        f"{merged['fast']:.0f} tokens of the plan came in one piece, {merged['stock']:.1f} of stock. "
+        f"{merged['fast']} tokens of the plan came in one piece, {merged['stock']} of stock. "
         "So what the client saw there is no measure of the engines, and most likely too little for the plan. "
         f"vLLM's own log, which comes by way of the same server, has {logged['stock']} tokens/s for stock "
         f"and {logged['fast']} for the plan while requests waited at both ends of an interval. "
@@ -122,9 +121,10 @@ def capacity_of(name: str, report: dict[str, Any]) -> str:
 
 def pair(runs: dict[tuple[int, int, str], Any], place: int, number: int, name: str, form: str) -> str:
     """Two cells: both variants' figures and their ratio, as far as they are there and mean something."""
-    found = [runs.get((place, number, variant), {}).get("load", {}).get(name) for variant in ("stock", "fast")]
-    texts = ["-" if not figure else f"{figure:{form}}" for figure in found]
-    return f"{', '.join(texts)} | {found[1] / found[0]:.2f}" if all(found) else f"{', '.join(texts)} | -"
+    stock, plan = (runs.get((place, number, variant), {}).get("load", {}) for variant in ("stock", "fast"))
+    if stock.get(name) and plan.get(name):
+        return compared(stock, plan, name, form)
+    return ", ".join(f"{load[name]:{form}}" if load.get(name) else "-" for load in (stock, plan)) + " | -"
 
 
 def waiting_rates(lines: list[dict[str, Any]]) -> str:
@@ -161,9 +161,9 @@ def load() -> Iterator[str]:
         )
     yield (
         f"\n{record['note']} The server lagged behind the plan's engine with 8 and 40 requests, and behind stock's "
-        f"with 40: {', '.join(pieces(plan))} tokens of the plan came in one piece at the three levels, "
-        f"{', '.join(pieces(stock))} of stock. So the plan's figures of the last two, and stock's of the last, are "
-        "those of the server.\n"
+        f"with 40: {', '.join(map(pieces, plan['levels']))} tokens of the plan came in one piece at the three levels, "
+        f"{', '.join(map(pieces, stock['levels']))} of stock. So the plan's figures of the last two, and stock's of "
+        "the last, are those of the server.\n"
     )
     more = len(reports[0]["groups"]) - len(reports[1]["groups"])
     costs = [
@@ -178,9 +178,9 @@ def load() -> Iterator[str]:
     )
 
 
-def pieces(entry: dict[str, Any]) -> list[str]:
-    """Tokens in a piece that the client got, at each level."""
-    return [f"{level['load']['mean_itl_ms'] / level['load']['mean_tpot_ms']:.1f}" for level in entry["levels"]]
+def pieces(level: dict[str, Any]) -> str:
+    """Tokens in a piece that the client got."""
+    return f"{level['load']['mean_itl_ms'] / level['load']['mean_tpot_ms']:.1f}"
 
 
 def compared(stock: dict[str, Any], plan: dict[str, Any], name: str, form: str) -> str:

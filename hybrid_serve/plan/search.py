@@ -314,21 +314,20 @@ def _mamba_split(problem: Problem, bucket: MambaBucket, frame: Frame) -> Split |
 
 
 def _attention_split(problem: Problem, bucket: AttentionBucket, frame: Frame, groups: int, layers: int) -> Split | None:
-    page = frame.page or frame.block // layers
-    largest = _split_of_unit(problem, bucket, frame, groups, layers, page, problem.kernel)
+    largest = _split_of_unit(problem, bucket, frame, groups, layers, problem.kernel)
     if largest is None or not largest.gathered:
         return largest
-    in_tiles = _split_of_unit(problem, bucket, frame, groups, layers, page, problem.tiles[bucket.index])
+    in_tiles = _split_of_unit(problem, bucket, frame, groups, layers, problem.tiles[bucket.index])
     if in_tiles is None or _price(problem, largest, frame) <= _price(problem, in_tiles, frame):
         return largest
     return in_tiles
 
 
 def _split_of_unit(
-    problem: Problem, bucket: AttentionBucket, frame: Frame, groups: int, layers: int, page: int, unit: int
+    problem: Problem, bucket: AttentionBucket, frame: Frame, groups: int, layers: int, unit: int
 ) -> Split | None:
     """The split with the largest block of a multiple of `unit` tokens."""
-    natural = _block_in(problem, bucket, frame, page, unit)
+    natural = _block_in(problem, bucket, frame, frame.page or frame.block // layers, unit)
     if natural == 0:
         return None
     blocks = sum(

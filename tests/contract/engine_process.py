@@ -27,8 +27,14 @@ class Run:
 
 
 def run_engine(env: dict[str, str] | None = None, python: str = sys.executable, **task: Any) -> Run:
+    task = {"policy": "best", "drafter": True} | task
+    return Run(*printed([python, "-m", "tests.contract.run_engine", json.dumps(task)], "{", env))
+
+
+def printed(command: list[str], opening: str, env: dict[str, str] | None = None) -> tuple[Any, str]:
+    """The JSON on the last line that begins with `opening`, and all that the command printed."""
     process = subprocess.run(
-        [python, "-m", "tests.contract.run_engine", json.dumps({"policy": "best", "drafter": True} | task)],
+        command,
         cwd=ROOT,
         env=os.environ | {"VLLM_LOGGING_LEVEL": "INFO"} | (env or {}),
         stdout=subprocess.PIPE,
@@ -36,9 +42,9 @@ def run_engine(env: dict[str, str] | None = None, python: str = sys.executable, 
         text=True,
         timeout=550,
     )
-    last = next((line for line in reversed(process.stdout.splitlines()) if line.startswith("{")), None)
-    assert last is not None, f"the engine printed no answer:\n{process.stdout[-4000:]}"
-    return Run(json.loads(last), process.stdout)
+    last = next((line for line in reversed(process.stdout.splitlines()) if line.startswith(opening)), None)
+    assert last is not None, f"no answer was printed:\n{process.stdout[-8000:]}"
+    return json.loads(last), process.stdout
 
 
 def started(**task: Any) -> Run:

@@ -1,7 +1,6 @@
 """One process runs real engines one after the other, as a replica does that changes its generation."""
 
 import json
-import subprocess
 import sys
 from functools import cache
 from typing import Any, NamedTuple
@@ -9,7 +8,7 @@ from typing import Any, NamedTuple
 import pytest
 from ray.serve._private.constants import DEFAULT_HEALTH_CHECK_TIMEOUT_S
 
-from tests.contract.engine_process import ROOT
+from tests.contract.engine_process import printed
 
 pytestmark = [pytest.mark.contract, pytest.mark.engines, pytest.mark.timeout(600)]
 
@@ -33,17 +32,7 @@ class InTurn(NamedTuple):
 
 @cache
 def in_turn() -> InTurn:
-    process = subprocess.run(
-        [sys.executable, "-m", "tests.contract.run_engines_in_turn", json.dumps(TASKS)],
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=550,
-    )
-    last = next((line for line in reversed(process.stdout.splitlines()) if line.startswith("[{")), None)
-    assert last is not None, f"the engines printed no answer:\n{process.stdout[-8000:]}"
-    return InTurn(json.loads(last), process.stdout)
+    return InTurn(*printed([sys.executable, "-m", "tests.contract.run_engines_in_turn", json.dumps(TASKS)], "[{"))
 
 
 def engines() -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:

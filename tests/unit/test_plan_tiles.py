@@ -49,24 +49,24 @@ def test_dtypes_of_other_kernels_have_no_tiles() -> None:
         assert plans[0] == plans[1]
 
 
-def test_where_capacity_is_preferred_tiles_do_not_count() -> None:
-    for context in CONTEXTS:
-        byte_counts = [
-            mean_request_bytes(plan_of(asked(sm, context, "capacity")), asked(90, context, "capacity"))
-            for sm in (89, 90)
-        ]
-        assert byte_counts[1] <= 1.001 * byte_counts[0]
+@pytest.mark.parametrize("kv_dtype", ["auto", "fp8"])
+@pytest.mark.parametrize("context", CONTEXTS)
+def test_where_capacity_is_preferred_tiles_do_not_count(context: int, kv_dtype: str) -> None:
+    inputs = asked(90, context, "capacity", kv_dtype)
+    bytes_without, bytes_with = (mean_request_bytes(plan_of(replace(inputs, sm=sm)), inputs) for sm in (89, 90))
+    assert bytes_with <= 1.001 * bytes_without
+
+
+@pytest.mark.parametrize("kv_dtype", ["auto", "fp8"])
+@pytest.mark.parametrize("context", CONTEXTS)
+def test_it_costs_at_most_2_percent_of_the_capacity(context: int, kv_dtype: str) -> None:
+    inputs = asked(90, context, "speed", kv_dtype)
+    without, with_tiles = plan_of(replace(inputs, sm=89)), plan_of(inputs)
+    fewer = len(without.groups) - len(with_tiles.groups)
+    bytes_without, bytes_with = (mean_request_bytes(plan, inputs) for plan in (without, with_tiles))
+    assert bytes_with <= bytes_without * (1.02 + 0.01 * max(0, fewer))
 
 
 def test_other_gpus_take_what_holds_most() -> None:
     sizes = {target_block(plan_of(asked(sm, 8192, "speed"))) for sm in (80, 89, 120)}
     assert len(sizes) == 1 and sizes.pop() % 80 != 0
-
-
-@pytest.mark.parametrize("context", CONTEXTS)
-def test_it_costs_at_most_2_percent_of_the_capacity(context: int) -> None:
-    inputs = asked(90, context, "speed")
-    groups = plan_of(replace(inputs, sm=89)), plan_of(inputs)
-    bytes_without, bytes_with = (mean_request_bytes(plan, inputs) for plan in groups)
-    fewer = len(groups[0].groups) - len(groups[1].groups)
-    assert bytes_with <= bytes_without * (1.02 + 0.01 * max(0, fewer))
