@@ -1,5 +1,6 @@
 """The processes that one engine starts, and the end of all of them: until then their memory is not free."""
 
+import logging
 import multiprocessing
 import time
 from collections.abc import Iterable
@@ -7,6 +8,8 @@ from contextlib import suppress
 from multiprocessing.process import BaseProcess
 
 import psutil
+
+logger = logging.getLogger(__name__)
 
 GRACE_S = 10.0
 """Workers end with their engine core; those that have not by then are killed."""
@@ -22,6 +25,8 @@ class EngineProcesses:
 
     def __init__(self) -> None:
         self._before = multiprocessing.active_children()
+        self._workers: dict[int, set[psutil.Process]] = {}
+        self._alone_since: dict[int, float] = {}
 
     def running(self) -> list[psutil.Process]:
         """Engine cores and all below them."""
@@ -36,6 +41,29 @@ class EngineProcesses:
         """Ends the engine cores at once; whoever waits for one of them is told by that."""
         for core in self._cores():
             core.kill()
+
+    def kill_cores_without_workers(self) -> None:
+        """Ends the engine cores that have been without their workers for `GRACE_S`. To be called again and again.
+
+        A core whose workers died has failed, and whoever waits for its start is told when it exits. It may never: ZMQ's
+        context waits for sockets that Python collected beside it (seen with vLLM 0.29.0 where the collection falls into
+        an exit handler). A core that runs its only worker in its own process has no workers, and is left alone.
+        """
+        for core in self._cores():
+            assert core.pid is not None
+            workers = self._workers.setdefault(core.pid, set())
+            workers |= _workers_of(core.pid)
+            if not workers or any(_is_alive(worker) for worker in workers):
+                self._alone_since.pop(core.pid, None)
+                continue
+            if time.monotonic() - self._alone_since.setdefault(core.pid, time.monotonic()) > GRACE_S:
+                logger.error(
+                    "engine core %d did not end within %g s of its workers: killed. What its workers died of is in the "
+                    "log above",
+                    core.pid,
+                    GRACE_S,
+                )
+                core.kill()
 
     def wait_for_end(self, processes: Iterable[psutil.Process]) -> None:
         """Returns when these have ended; what is left after `GRACE_S` is killed."""
@@ -62,3 +90,15 @@ def _is_alive(process: psutil.Process) -> bool:
         if process.is_running():
             return process.status() != psutil.STATUS_ZOMBIE or process.num_threads() > 1
     return False
+
+
+def _workers_of(core: int) -> set[psutil.Process]:
+    """Processes that an engine core started through multiprocessing, by their titles: vLLM gives one after a while."""
+    workers: set[psutil.Process] = set()
+    with suppress(psutil.NoSuchProcess):
+        for child in psutil.Process(core).children(recursive=True):
+            with suppress(psutil.NoSuchProcess, psutil.ZombieProcess):
+                title = " ".join(child.cmdline())
+                if "--multiprocessing-fork" in title or "::Worker" in title:
+                    workers.add(child)
+    return workers

@@ -25,6 +25,9 @@ PARSER_MODULES = (
 KILL_PERIOD_S = 0.2
 """A start that is given up may be about to start a process: looked for again after so long."""
 
+WATCH_PERIOD_S = 1.0
+"""While an engine starts, whether its engine core still has workers is looked at so often."""
+
 
 class _Built(NamedTuple):
     arguments: argparse.Namespace
@@ -65,7 +68,11 @@ class VLLMEngine:
         self._processes = await asyncio.to_thread(EngineProcesses)
         # vLLM's constructor waits for the engine core: in a thread, or this process would be deaf for minutes.
         self._building = asyncio.ensure_future(asyncio.to_thread(_build, config, collector))
-        arguments, vllm_config, self._client = await asyncio.shield(self._building)
+        watch = asyncio.ensure_future(_watch_workers(self._processes))
+        try:
+            arguments, vllm_config, self._client = await asyncio.shield(self._building)
+        finally:
+            watch.cancel()
         self._stats = collector
         self._reuses_prefixes = config.settings.prefix_caching
         report = await self._verify(config, vllm_config)
@@ -167,6 +174,13 @@ class VLLMEngine:
         with suppress(Exception):
             return self._building.result().client
         return None
+
+
+async def _watch_workers(processes: EngineProcesses) -> None:
+    """So that a start whose workers died fails, even if their engine core hangs."""
+    while True:
+        await asyncio.sleep(WATCH_PERIOD_S)
+        await asyncio.to_thread(processes.kill_cores_without_workers)
 
 
 def _build(config: EngineConfig, collector: StatsCollector) -> _Built:

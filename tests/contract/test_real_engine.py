@@ -103,6 +103,12 @@ def test_a_plugin_that_is_not_loaded_ends_the_start() -> None:
     assert "not in force in the engine core" in failed.log and "VLLM_PLUGINS" in failed.log
 
 
+def test_a_start_whose_core_hangs_without_its_workers_fails() -> None:
+    failed = run_engine(worker_extension_cls="tests.contract.leaving_worker.LeavingWorkerExtension")
+    assert "Engine core initialization failed" in failed.answer["error"]
+    assert "of its workers: killed" in failed.log
+
+
 def test_vllms_own_server_runs_a_plan_without_ray(tmp_path: Path) -> None:
     port, log = free_port(), tmp_path / "log"
     command = [
