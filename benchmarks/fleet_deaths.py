@@ -89,7 +89,9 @@ def _requests_on(fleet: LocalFleet, pool: str) -> int:
 
 def _plans(fleet: LocalFleet) -> dict[str, str]:
     """Plan id by running replica."""
-    return {entry["replica_id"]: entry["plan_id"] for entries in fleet.running().values() for entry in entries}
+    alive = fleet.replica_ids()
+    entries = [entry for of_pool in fleet.running().values() for entry in of_pool]
+    return {entry["replica_id"]: entry["plan_id"] for entry in entries if entry["replica_id"] in alive}
 
 
 def _mixed(seed: int) -> Iterator[Request]:

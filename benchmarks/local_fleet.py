@@ -108,12 +108,14 @@ class LocalFleet:
 
     def replica_called(self, replica_id: str) -> psutil.Process:
         """One replica by its id."""
-        details = serve.context._get_global_client().get_serve_details()["applications"]["default"]["deployments"]
-        for deployment in details.values():
-            for replica in deployment["replicas"]:
-                if replica["replica_id"] == replica_id:
-                    return psutil.Process(int(replica["pid"]))
+        for replica in _ray_serves_replicas():
+            if replica["replica_id"] == replica_id:
+                return psutil.Process(int(replica["pid"]))
         raise LookupError(f"Ray Serve has no replica {replica_id}")
+
+    def replica_ids(self) -> set[str]:
+        """Of the replicas that run, as Ray Serve has them: the planner forgets a dead one after a minute of silence."""
+        return {each["replica_id"] for each in _ray_serves_replicas() if each["state"] == "RUNNING"}
 
     def replica(self, pool: str) -> psutil.Process:
         return self._one(lambda process: f"ServeReplica:default:{pool}" in _title(process), f"replica of {pool}")
@@ -183,6 +185,11 @@ def engine_core_of(replica: psutil.Process) -> psutil.Process:
     for core in engine_cores_of(replica):
         return core
     raise LookupError(f"process {replica.pid} has no engine core below it")
+
+
+def _ray_serves_replicas() -> list[dict[str, Any]]:
+    details = serve.context._get_global_client().get_serve_details()["applications"]["default"]["deployments"]
+    return [replica for deployment in details.values() for replica in deployment["replicas"]]
 
 
 def _runs(process: psutil.Process) -> bool:
