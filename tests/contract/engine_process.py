@@ -1,20 +1,29 @@
-"""A real engine in a process of its own (`run_engine.py`), by the interpreter of the vLLM that is to be run."""
+"""Real engines in a process of its own (`run_engines.py`), by the interpreter of the vLLM that is to be run.
+
+One process runs them one after the other, as a replica does that changes its generation: what vLLM takes to be imported
+is spent once.
+"""
 
 import json
 import os
 import re
 import subprocess
 import sys
+import threading
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
+from tests.contract.run_engines import ANSWER
+
 ROOT = Path(__file__).parents[2]
+LONGEST_S = 550.0
 
 
 @dataclass(frozen=True)
 class Run:
-    """What `tests.contract.run_engine` printed, and the engine's log."""
+    """What an engine came to, and what was logged meanwhile."""
 
     answer: dict[str, Any]
     log: str
@@ -26,25 +35,53 @@ class Run:
         return int(found.replace(",", ""))
 
 
+class EngineProcess:
+    """`run_engines` with one interpreter; it ends with this process."""
+
+    def __init__(self, python: str, env: dict[str, str]) -> None:
+        self._process = subprocess.Popen(
+            [python, "-m", "tests.contract.run_engines"],
+            cwd=ROOT,
+            env=os.environ | {"VLLM_LOGGING_LEVEL": "INFO"} | env,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+
+    @property
+    def runs(self) -> bool:
+        return self._process.poll() is None
+
+    def run(self, task: dict[str, Any]) -> Run:
+        """One engine's life. The process is killed if it takes too long."""
+        assert self._process.stdin is not None and self._process.stdout is not None
+        too_long = threading.Timer(LONGEST_S, self._process.kill)
+        too_long.start()
+        lines: list[str] = []
+        try:
+            print(json.dumps(task), file=self._process.stdin, flush=True)
+            for line in self._process.stdout:
+                if line.startswith(ANSWER):
+                    return Run(json.loads(line.removeprefix(ANSWER)), "".join(lines))
+                lines.append(line)
+        finally:
+            too_long.cancel()
+        self._process.wait()
+        raise AssertionError(f"no answer to {task} within {LONGEST_S:g} s:\n{''.join(lines)[-8000:]}")
+
+
+@cache
+def _processes() -> dict[str, EngineProcess]:
+    return {}
+
+
 def run_engine(env: dict[str, str] | None = None, python: str = sys.executable, **task: Any) -> Run:
-    task = {"policy": "best", "drafter": True} | task
-    return Run(*printed([python, "-m", "tests.contract.run_engine", json.dumps(task)], "{", env))
-
-
-def printed(command: list[str], opening: str, env: dict[str, str] | None = None) -> tuple[Any, str]:
-    """The JSON on the last line that begins with `opening`, and all that the command printed."""
-    process = subprocess.run(
-        command,
-        cwd=ROOT,
-        env=os.environ | {"VLLM_LOGGING_LEVEL": "INFO"} | (env or {}),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=550,
-    )
-    last = next((line for line in reversed(process.stdout.splitlines()) if line.startswith(opening)), None)
-    assert last is not None, f"no answer was printed:\n{process.stdout[-8000:]}"
-    return json.loads(last), process.stdout
+    """`env` is for a process that has to be started for this interpreter; the task's `environment` for one engine."""
+    process = _processes().get(python)
+    if process is None or not process.runs:
+        process = _processes()[python] = EngineProcess(python, env or {})
+    return process.run({"policy": "best", "drafter": True} | task)
 
 
 def started(**task: Any) -> Run:

@@ -1,6 +1,4 @@
-"""Runs one real engine in a process of its own and prints what came of it, as JSON on the last line.
-
-    python -m tests.contract.run_engine '{"policy": "best", "drafter": true, "prompts": 50}'
+"""One real engine's life, as a task describes it.
 
 Keys: policy ("best" | "stock"), drafter (bool), prompts (how many of the 50 held-out ones, greedy), max_tokens, tokens
 (K), plan_tokens (K that the plan is made for, to hand the engine a wrong plan), worker_extension_cls, kv_memory,
@@ -9,10 +7,7 @@ aux_layers (target layers that the drafter is fed from instead of its own, in vL
 engine is asked afterwards: prompts, max_tokens, temperature).
 """
 
-import asyncio
 import json
-import logging
-import sys
 from dataclasses import asdict, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -146,8 +141,3 @@ async def generate(engine: VLLMEngine, task: dict[str, Any]) -> list[list[int]]:
             answer.raise_for_status()
             outputs.append(answer.json()["choices"][0]["token_ids"])
     return outputs
-
-
-if __name__ == "__main__":
-    logging.basicConfig(level=logging.INFO)
-    print(json.dumps(asyncio.run(run(json.loads(sys.argv[1])))))

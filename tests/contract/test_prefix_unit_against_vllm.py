@@ -1,14 +1,8 @@
-"""The agreed prefix_match_unit against the installed vLLM: its own function, and an engine that is told one."""
+"""The agreed prefix_match_unit against the installed vLLM's own function."""
 
-import json
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from math import gcd
-from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, assume, given, settings
@@ -26,9 +20,7 @@ from tests.contract.wheels import tree
 from tests.fleets import SEED
 from tests.strategies import planning_problems
 
-pytestmark = [pytest.mark.contract, pytest.mark.engines, pytest.mark.timeout(600)]
-
-ROOT = Path(__file__).parents[2]
+pytestmark = [pytest.mark.contract, pytest.mark.timeout(600)]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -86,30 +78,3 @@ def test_vllm_hashes_one_groups_blocks_whole_whatever_it_is_told() -> None:
 def test_the_releases_that_can_be_told_a_unit_are_those_that_have_the_option(release: str) -> None:
     arguments = (tree(release) / "vllm" / "engine" / "arg_utils.py").read_text()
     assert ('"--prefix-match-unit"' in arguments) == CAPABILITIES[release].sets_prefix_match_unit
-
-
-def engine(**task: Any) -> dict[str, Any]:
-    """A CPU engine with prefix caching, which there it has without a drafter only."""
-    task = {"policy": "best", "drafter": False, "prefix_caching": True, "prompts": 4, "max_tokens": 24} | task
-    command = [sys.executable, "-m", "tests.contract.run_engine", json.dumps(task)]
-    done = subprocess.run(
-        command, cwd=ROOT, env=os.environ | {"VLLM_LOGGING_LEVEL": "WARNING"}, capture_output=True, text=True
-    )
-    last = [line for line in done.stdout.splitlines() if line.startswith("{")]
-    assert last, done.stdout[-2000:] + done.stderr[-2000:]
-    answer: dict[str, Any] = json.loads(last[-1])
-    return answer
-
-
-def test_an_engine_reports_the_unit_it_was_told_and_answers_the_same() -> None:
-    unaided = engine()
-    assert "error" not in unaided, unaided
-    own = gcd(*(block_size for _, _, block_size, _ in unaided["report"]["groups"]))
-    assert unaided["report"]["prefix_match_unit"] == own > 32
-    told = engine(prefix_match_unit=32)
-    assert told["report"] == unaided["report"] | {"prefix_match_unit": 32}
-    assert told["outputs"] == unaided["outputs"]
-
-
-def test_an_engine_does_not_start_on_a_unit_that_its_blocks_have_not() -> None:
-    assert "error" in engine(prefix_match_unit=7)

@@ -20,6 +20,10 @@ from tests.contract.run_engine import PROMPTS
 pytestmark = [pytest.mark.contract, pytest.mark.engines, pytest.mark.timeout(600)]
 
 
+WITHOUT_DRAFTER = 16
+"""So many of the prompts for the engine that writes one token a step."""
+
+
 @cache
 def best() -> Run:
     return started(prompts=PROMPTS, then={"prompts": 12, "temperature": 0.2})
@@ -32,7 +36,7 @@ def stock() -> Run:
 
 @cache
 def without_drafter() -> Run:
-    return started(drafter=False, prompts=PROMPTS)
+    return started(drafter=False, prompts=WITHOUT_DRAFTER)
 
 
 @pytest.mark.parametrize("run", [best, stock, without_drafter], ids=["best", "stock", "best without drafter"])
@@ -57,8 +61,8 @@ def test_greedy_tokens_are_the_same_under_the_stock_plan_and_under_ours() -> Non
 
 
 def test_greedy_tokens_are_the_same_with_and_without_the_drafter() -> None:
-    ours, plain = best().answer["outputs"], without_drafter().answer["outputs"]
-    assert sum(map(len, ours)) > 20 * PROMPTS
+    ours, plain = best().answer["outputs"][:WITHOUT_DRAFTER], without_drafter().answer["outputs"]
+    assert sum(map(len, ours)) > 20 * WITHOUT_DRAFTER
     assert agreement(ours, plain) >= 0.99
 
 
@@ -98,7 +102,7 @@ def test_answers_at_a_temperature_are_drafted_and_make_sense() -> None:
 
 
 def test_a_plugin_that_is_not_loaded_ends_the_start() -> None:
-    failed = run_engine(env={"VLLM_PLUGINS": "another_plugin"})
+    failed = run_engine(environment={"VLLM_PLUGINS": "another_plugin"})
     assert "error" in failed.answer
     assert "not in force in the engine core" in failed.log and "VLLM_PLUGINS" in failed.log
 

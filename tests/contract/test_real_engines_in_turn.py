@@ -1,14 +1,12 @@
 """One process runs real engines one after the other, as a replica does that changes its generation."""
 
-import json
-import sys
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 from ray.serve._private.constants import DEFAULT_HEALTH_CHECK_TIMEOUT_S
 
-from tests.contract.engine_process import printed
+from tests.contract.engine_process import Run, run_engine
 
 pytestmark = [pytest.mark.contract, pytest.mark.engines, pytest.mark.timeout(600)]
 
@@ -23,20 +21,17 @@ TASKS = (
 """There, a start that is given up, one that fails, and back again."""
 
 
-class InTurn(NamedTuple):
-    """What each engine came to, and what all of them logged."""
-
-    answers: list[dict[str, Any]]
-    log: str
-
-
 @cache
-def in_turn() -> InTurn:
-    return InTurn(*printed([sys.executable, "-m", "tests.contract.run_engines_in_turn", json.dumps(TASKS)], "[{"))
+def in_turn() -> list[Run]:
+    return [run_engine(**task) for task in TASKS]
+
+
+def answers() -> list[dict[str, Any]]:
+    return [run.answer for run in in_turn()]
 
 
 def engines() -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
-    seven, five, _, _, again = in_turn().answers
+    seven, five, _, _, again = answers()
     assert all("error" not in each for each in (seven, five, again)), (seven, five, again)
     return seven, five, again
 
@@ -66,21 +61,21 @@ def test_totals_begin_again_with_each_engine() -> None:
 
 
 def test_nothing_is_left_of_an_engine_that_ended() -> None:
-    assert [each["left"] for each in in_turn().answers] == [[]] * len(TASKS)
+    assert [each["left"] for each in answers()] == [[]] * len(TASKS)
 
 
 def test_a_start_that_is_given_up_ends_soon() -> None:
-    given_up = in_turn().answers[2]
+    given_up = answers()[2]
     print(f"given up after {given_up['seconds'] - given_up['took']:.2f} s, ended {given_up['took']:.2f} s later")
     assert given_up["cancelled"] and given_up["took"] < 5
 
 
 def test_a_plan_for_another_k_ends_the_start_with_both_sides_and_does_not_keep_the_next_from_starting() -> None:
-    assert "error" in in_turn().answers[3] and "error" not in in_turn().answers[4]
-    assert "is for another engine" in in_turn().log
+    assert "error" in answers()[3] and "error" not in answers()[4]
+    assert "is for another engine" in in_turn()[3].log
 
 
 def test_the_event_loop_goes_on_while_an_engine_starts() -> None:
-    pauses = [each["longest_pause"] for each in in_turn().answers]
+    pauses = [each["longest_pause"] for each in answers()]
     print(f"pauses of {pauses} s")
     assert max(pauses) < DEFAULT_HEALTH_CHECK_TIMEOUT_S / 3, "Ray Serve asks for health meanwhile"

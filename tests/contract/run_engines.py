@@ -1,36 +1,61 @@
-"""Runs real engines one after the other in one process and prints what each came to, as JSON on the last line.
+"""Runs the real engines that it is asked for, one after the other, and prints what came of each on a line of its own.
 
-    python -m tests.contract.run_engines_in_turn '[{"tokens": 7}, {"tokens": 5}]'
+    echo '{"policy": "best", "drafter": true, "prompts": 50}' | python -m tests.contract.run_engines
 
-Each task has the keys of `run_engine`, and `give_up`: its start is cancelled in the middle.
+A task has the keys of `run_engine`, and:
+
+    give_up      its start is cancelled in the middle
+    environment  environment variables while it starts
 """
 
 import asyncio
 import json
 import logging
+import os
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import psutil
 
 from hybrid_serve.demo.geometry import DRAFT_DIR
 from hybrid_serve.engine.vllm_engine import VLLMEngine
-from tests.contract.run_engine import configured, live
+from tests.contract.run_engine import configured, run
+
+ANSWER = "ANSWER "
+"""What a line with an answer (JSON) begins with."""
 
 
-async def run(tasks: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """What each engine came to, and what was left of it."""
-    came = []
-    for task in tasks:
-        task = {"policy": "best", "drafter": True} | task
-        began = time.monotonic()
-        pauses = asyncio.ensure_future(longest_pause())
-        answer = await given_up(task) if task.get("give_up") else await live(task, DRAFT_DIR)
-        pauses.cancel()
-        seconds = time.monotonic() - began
-        came.append(answer | {"left": left(), "seconds": seconds, "longest_pause": (await pauses)})
-    return came
+async def run_each_asked() -> None:
+    """One after the other, until nobody can ask any more."""
+    while task := await asyncio.to_thread(sys.stdin.readline):
+        # By one call: a process that is on its way out may write to the same pipe.
+        sys.stdout.write(f"{ANSWER}{json.dumps(await run_one(json.loads(task)))}\n")
+        sys.stdout.flush()
+
+
+async def run_one(task: dict[str, Any]) -> dict[str, Any]:
+    """What the engine came to, and what was left of it."""
+    began = time.monotonic()
+    pauses = asyncio.ensure_future(longest_pause())
+    with environment(task.get("environment", {})):
+        answer = await given_up(task) if task.get("give_up") else await run(task)
+    pauses.cancel()
+    seconds = time.monotonic() - began
+    return answer | {"left": left(), "seconds": seconds, "longest_pause": (await pauses)}
+
+
+@contextmanager
+def environment(values: dict[str, str]) -> Iterator[None]:
+    before = dict(os.environ)
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
 
 
 async def given_up(task: dict[str, Any]) -> dict[str, Any]:
@@ -78,4 +103,4 @@ def described(child: psutil.Process) -> str:
 
 if __name__ == "__main__":
     logging.basicConfig(level=logging.INFO)
-    print(json.dumps(asyncio.run(run(json.loads(sys.argv[1])))))
+    asyncio.run(run_each_asked())
