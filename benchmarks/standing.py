@@ -149,13 +149,18 @@ class StandingEngine:
             with suppress(TimeoutError):
                 await asyncio.wait_for(done.wait(), every_s)
 
+    async def exited(self) -> None:
+        """Until the process has. (asyncio's `wait` goes on for as long as a child of it holds the output.)"""
+        while self._process.returncode is None:
+            await asyncio.sleep(0.05)
+
     async def end(self) -> None:
         """Ends the process and all that it started; kills what has not ended by itself in time."""
         assert self._process.stdin is not None
         self._process.stdin.close()
         if self.url:
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._process.wait(), END_S)
+                await asyncio.wait_for(self.exited(), END_S)
         with suppress(ProcessLookupError):  # nothing is left of its session
             os.killpg(self._process.pid, signal.SIGKILL)
         await self._process.wait()

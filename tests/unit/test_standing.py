@@ -34,7 +34,7 @@ async def test_one_that_does_not_start_leaves_the_others_standing() -> None:
 async def test_what_a_process_left_behind_is_ended_with_it() -> None:
     async with standing(MODULE, lines("leaves_a_child"), STARTS_S, None) as engines:
         gone: StandingEngine = engines["case", "leaves_a_child"]
-        await gone._process.wait()
+        await gone.exited()
         began = time.monotonic()
     assert time.monotonic() - began < 20, "its child sleeps for 60 s and holds the output"
 
@@ -42,7 +42,7 @@ async def test_what_a_process_left_behind_is_ended_with_it() -> None:
 async def test_one_that_has_ended_says_so() -> None:
     async with standing(MODULE, lines("fails"), STARTS_S, None) as engines:
         gone = engines["case", "fails"]
-        await gone._process.wait()
+        await gone.exited()
         with pytest.raises((EngineStartError, ConnectionError)):
             await gone.stats()
 
