@@ -11,6 +11,7 @@ import pytest
 
 LONGEST_S = 1500
 MAX_QUEUE_S = 4
+REQUESTS = 240
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(LONGEST_S + 100)]
 
@@ -24,7 +25,7 @@ def record(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     folder = tmp_path_factory.mktemp("fleet")
     command = [
         sys.executable, "-m", "benchmarks.fleet", "--phases", ",".join(PHASES), "--output", str(folder / "fleet.json"),
-        "--flood", "800", "--rate", "2", f"limits.max_queue_s={MAX_QUEUE_S}",
+        "--requests", str(REQUESTS), "--flood", "500", "--rate", "2", f"limits.max_queue_s={MAX_QUEUE_S}",
     ]  # fmt: skip
     environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
     log = folder / "log"
@@ -58,7 +59,7 @@ def test_replicas_agree_where_they_must(record: dict[str, Any]) -> None:
 
 def test_requests_are_shared_by_free_capacity(record: dict[str, Any]) -> None:
     shares = record["shares"]
-    assert shares["ends"] == {"done": 400}
+    assert shares["ends"] == {"done": REQUESTS}
     assert shares["worst_deviation"] <= 0.10, shares["pools"]
 
 
