@@ -18,18 +18,17 @@ PIP = $(BIN)/python -m pip --disable-pip-version-check
 serve: venv
 	$(BIN)/python -m deployments.serve_demo --port $(PORT) --config $(CONFIG)
 
-# Whole files, in the order that tests/conftest.py gives them. Two at a time fill two cores where they compute; of those
-# that start engines, one at a time has real engines, and the others mostly wait.
-WHOLE_FILES = --dist loadfile --no-loadscope-reorder
+# Two files at a time, in the order that tests/conftest.py gives them.
+TWO_FILES = -n 2 --dist loadfile --no-loadscope-reorder
 
 # What only computes comes first, in processes that no Ray was started in.
 test: venv
-	$(BIN)/python -m pytest -n 2 $(WHOLE_FILES) -m "not engines"
-	$(BIN)/python -m pytest -n 3 $(WHOLE_FILES) -m engines
+	$(BIN)/python -m pytest $(TWO_FILES) -m "not engines"
+	$(BIN)/python -m pytest $(TWO_FILES) -m engines
 
 # The generated problems of the tests that only compute, drawn anew: a failure is a test to add, with its inputs.
 explore: venv
-	$(BIN)/python -m pytest -n 2 $(WHOLE_FILES) -m "not engines" --hypothesis-profile exploring
+	$(BIN)/python -m pytest $(TWO_FILES) -m "not engines" --hypothesis-profile exploring
 
 check: venv
 	$(BIN)/ruff check .

@@ -12,7 +12,7 @@ import pytest
 
 from hybrid_serve.engine.additional import WORKER_EXTENSION
 from hybrid_serve.facts.capabilities import CAPABILITIES, capabilities
-from tests.contract.wheels import ROOT, tree
+from tests.contract.wheels import ROOT, cache_of, tree
 
 pytestmark = [pytest.mark.contract, pytest.mark.timeout(400)]
 
@@ -43,6 +43,7 @@ def started(release: str, site: Path, drafter: Path | None = None) -> tuple[dict
     run = subprocess.run(
         [sys.executable, str(ROOT / "tests" / "contract" / "started_config.py"), json.dumps(question)],
         env=os.environ
+        | cache_of(release)
         | {
             "PYTHONPATH": os.pathsep.join(map(str, (site, tree(release), ROOT))),
             "VLLM_TARGET_DEVICE": "cpu",

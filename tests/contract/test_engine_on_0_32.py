@@ -7,6 +7,7 @@ import pytest
 from hybrid_serve.facts.capabilities import capabilities
 from tests.contract.engine_process import ROOT, Run, started
 from tests.contract.other_engine import python_of
+from tests.contract.wheels import cache_of
 
 pytestmark = [pytest.mark.contract, pytest.mark.engines, pytest.mark.timeout(900)]
 
@@ -16,7 +17,7 @@ PROMPTS = 12
 
 @cache
 def run(policy: str) -> Run:
-    env = {"PYTHONPATH": str(ROOT), "VLLM_PLUGINS": "hybrid_serve"}
+    env = {"PYTHONPATH": str(ROOT), "VLLM_PLUGINS": "hybrid_serve", **cache_of(RELEASE)}
     return started(env=env, python=python_of(RELEASE), policy=policy, prompts=PROMPTS)
 
 

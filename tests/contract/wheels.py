@@ -60,6 +60,13 @@ def tree(release: str) -> Path:
     return unpacked
 
 
+def cache_of(release: str) -> dict[str, str]:
+    """The environment that gives a release a cache of its own: another's knowledge of the models it would overwrite."""
+    if _installed(PACKAGES[release]) == release:
+        return {}
+    return {"VLLM_CACHE_ROOT": str(cache_folder().parent / "vllm-caches" / release)}
+
+
 @contextmanager
 def _one_at_a_time(release: str) -> Iterator[None]:
     """Of all processes that want this release."""
