@@ -101,15 +101,13 @@ def test_answers_at_a_temperature_are_drafted_and_make_sense() -> None:
     assert agreement(sampled["outputs"], best().answer["outputs"][:12]) >= 0.6
 
 
-def test_a_plugin_that_is_not_loaded_ends_the_start() -> None:
-    failed = run_engine(environment={"VLLM_PLUGINS": "another_plugin"})
-    assert "error" in failed.answer
-    assert "not in force in the engine core" in failed.log and "VLLM_PLUGINS" in failed.log
-
-
-def test_a_start_whose_core_hangs_without_its_workers_fails() -> None:
-    failed = run_engine(worker_extension_cls="tests.contract.leaving_worker.LeavingWorkerExtension")
+def test_a_plugin_that_is_not_loaded_ends_the_start_even_if_the_core_then_hangs() -> None:
+    failed = run_engine(
+        environment={"VLLM_PLUGINS": "another_plugin"},
+        worker_extension_cls="tests.contract.leaving_worker.LeavingWorkerExtension",
+    )
     assert "Engine core initialization failed" in failed.answer["error"]
+    assert "not in force in the engine core" in failed.log and "VLLM_PLUGINS" in failed.log
     assert "of its workers: killed" in failed.log
 
 

@@ -5,25 +5,16 @@ from typing import Any
 
 import pytest
 
-from tests.contract.engine_process import Run, run_engine
+from tests.contract.engine_process import started
 
 pytestmark = [pytest.mark.contract, pytest.mark.engines, pytest.mark.timeout(600)]
 
 
-def engine(**task: Any) -> Run:
-    return run_engine(drafter=False, prefix_caching=True, prompts=4, max_tokens=24, **task)
-
-
 def test_an_engine_reports_the_unit_it_was_told_and_answers_the_same() -> None:
-    unaided = engine()
-    assert "error" not in unaided.answer, unaided.log[-8000:]
+    task: dict[str, Any] = {"drafter": False, "prefix_caching": True, "prompts": 4, "max_tokens": 24}
+    unaided = started(**task)
     own = gcd(*(block_size for _, _, block_size, _ in unaided.answer["report"]["groups"]))
     assert unaided.answer["report"]["prefix_match_unit"] == own > 32
-    told = engine(prefix_match_unit=32).answer
+    told = started(**task, prefix_match_unit=32).answer
     assert told["report"] == unaided.answer["report"] | {"prefix_match_unit": 32}
     assert told["outputs"] == unaided.answer["outputs"]
-
-
-def test_an_engine_does_not_start_on_a_unit_that_its_blocks_have_not() -> None:
-    refused = engine(prefix_match_unit=7)
-    assert "error" in refused.answer and "prefix_match_unit" in refused.log
