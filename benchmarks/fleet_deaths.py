@@ -12,7 +12,7 @@ from benchmarks.local_fleet import LocalFleet, until
 from benchmarks.steady_load import steady
 
 DEATHS = ("planner", "engine", "replica", "node")
-BEFORE_S, AFTER_S = 8.0, 4.0
+BEFORE_S, AFTER_S = 5.0, 3.0
 NOTICE_LIMIT_S, RECOVERY_LIMIT_S = 60.0, 600.0
 ON_THE_WAY_S = 0.5
 """A request that was sent so long ago has reached its replica."""

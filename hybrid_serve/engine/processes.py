@@ -12,7 +12,7 @@ import psutil
 logger = logging.getLogger(__name__)
 
 GRACE_S = 10.0
-"""Workers end with their engine core; those that have not by then are killed."""
+"""What workers get to end after their engine core, and a core that starts after its workers, before they are killed."""
 
 POLL_S = 0.05
 
@@ -25,6 +25,7 @@ class EngineProcesses:
 
     def __init__(self) -> None:
         self._before = multiprocessing.active_children()
+        self._seen: dict[int, set[psutil.Process]] = {}
         self._workers: dict[int, set[psutil.Process]] = {}
         self._alone_since: dict[int, float] = {}
 
@@ -47,12 +48,16 @@ class EngineProcesses:
 
         A core whose workers died has failed, and whoever waits for its start is told when it exits. It may never: ZMQ's
         context waits for sockets that Python collected beside it (seen with vLLM 0.29.0 where the collection falls into
-        an exit handler). A core that runs its only worker in its own process has no workers, and is left alone.
+        an exit handler). Not noticed: a core that hangs with its only worker in its own process, and workers that no
+        two calls saw.
         """
         for core in self._cores():
             assert core.pid is not None
+            seen = _workers_of(core.pid)
+            # Any program that the core starts has the core's own title for a moment, but not for two looks.
             workers = self._workers.setdefault(core.pid, set())
-            workers |= _workers_of(core.pid)
+            workers |= seen & self._seen.get(core.pid, set())
+            self._seen[core.pid] = seen
             if not workers or any(_is_alive(worker) for worker in workers):
                 self._alone_since.pop(core.pid, None)
                 continue
@@ -96,8 +101,8 @@ def _workers_of(core: int) -> set[psutil.Process]:
     """Processes that an engine core started through multiprocessing, by their titles: vLLM gives one after a while."""
     workers: set[psutil.Process] = set()
     with suppress(psutil.NoSuchProcess):
-        for child in psutil.Process(core).children(recursive=True):
-            with suppress(psutil.NoSuchProcess, psutil.ZombieProcess):
+        for child in psutil.Process(core).children():
+            with suppress(psutil.NoSuchProcess):
                 title = " ".join(child.cmdline())
                 if "--multiprocessing-fork" in title or "::Worker" in title:
                     workers.add(child)

@@ -177,7 +177,7 @@ class VLLMEngine:
 
 
 async def _watch_workers(processes: EngineProcesses) -> None:
-    """So that a start whose workers died fails, even if their engine core hangs."""
+    """So that a start whose workers died fails, even if their engine core hangs; see what it does not notice there."""
     while True:
         await asyncio.sleep(WATCH_PERIOD_S)
         await asyncio.to_thread(processes.kill_cores_without_workers)

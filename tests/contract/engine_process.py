@@ -4,12 +4,15 @@ One process runs them one after the other, as a replica does that changes its ge
 is spent once.
 """
 
+import atexit
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import threading
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -36,27 +39,40 @@ class Run:
 
 
 class EngineProcess:
-    """`run_engines` with one interpreter; it ends with this process."""
+    """`run_engines` with one interpreter, in a session of its own; all of it ends with this process."""
 
-    def __init__(self, python: str, env: dict[str, str]) -> None:
+    def __init__(self, python: str = sys.executable, env: dict[str, str] | None = None) -> None:
         self._process = subprocess.Popen(
             [python, "-m", "tests.contract.run_engines"],
             cwd=ROOT,
-            env=os.environ | {"VLLM_LOGGING_LEVEL": "INFO"} | env,
+            env=os.environ | {"VLLM_LOGGING_LEVEL": "INFO"} | (env or {}),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
+            start_new_session=True,
         )
+        atexit.register(self.kill)
 
     @property
     def runs(self) -> bool:
         return self._process.poll() is None
 
-    def run(self, task: dict[str, Any]) -> Run:
-        """One engine's life. The process is killed if it takes too long."""
+    def kill(self) -> None:
+        """With its engines."""
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+
+    def run(self, **task: Any) -> Run:
+        """One engine's life. Whatever keeps it from an answer kills the process: the next answer would be this one's.
+
+        Raises:
+            AssertionError: no answer, with the end of what was logged.
+        """
         assert self._process.stdin is not None and self._process.stdout is not None
-        too_long = threading.Timer(LONGEST_S, self._process.kill)
+        task = {"policy": "best", "drafter": True} | task
+        too_long = threading.Timer(LONGEST_S, self.kill)
         too_long.start()
         lines: list[str] = []
         try:
@@ -65,23 +81,27 @@ class EngineProcess:
                 if line.startswith(ANSWER):
                     return Run(json.loads(line.removeprefix(ANSWER)), "".join(lines))
                 lines.append(line)
+        except BaseException:
+            self.kill()
+            raise
         finally:
             too_long.cancel()
-        self._process.wait()
-        raise AssertionError(f"no answer to {task} within {LONGEST_S:g} s:\n{''.join(lines)[-8000:]}")
+        self.kill()
+        raise AssertionError(f"{self._process.returncode} and no answer to {task}:\n{''.join(lines)[-8000:]}")
 
 
 @cache
-def _processes() -> dict[str, EngineProcess]:
+def _processes() -> dict[tuple[str, str], EngineProcess]:
     return {}
 
 
 def run_engine(env: dict[str, str] | None = None, python: str = sys.executable, **task: Any) -> Run:
-    """`env` is for a process that has to be started for this interpreter; the task's `environment` for one engine."""
-    process = _processes().get(python)
+    """`env` is for the process, which others share that want the same; the task's `environment` for one engine."""
+    key = (python, json.dumps(env, sort_keys=True))
+    process = _processes().get(key)
     if process is None or not process.runs:
-        process = _processes()[python] = EngineProcess(python, env or {})
-    return process.run({"policy": "best", "drafter": True} | task)
+        process = _processes()[key] = EngineProcess(python, env)
+    return process.run(**task)
 
 
 def started(**task: Any) -> Run:

@@ -31,8 +31,8 @@ ANSWER = "ANSWER "
 async def run_each_asked() -> None:
     """One after the other, until nobody can ask any more."""
     while task := await asyncio.to_thread(sys.stdin.readline):
-        # By one call: a process that is on its way out may write to the same pipe.
-        sys.stdout.write(f"{ANSWER}{json.dumps(await run_one(json.loads(task)))}\n")
+        # On a line of its own, also after a progress bar, which ends none. By one call: others write to this pipe.
+        sys.stdout.write(f"\n{ANSWER}{json.dumps(await run_one(json.loads(task)))}\n")
         sys.stdout.flush()
 
 
@@ -49,13 +49,16 @@ async def run_one(task: dict[str, Any]) -> dict[str, Any]:
 
 @contextmanager
 def environment(values: dict[str, str]) -> Iterator[None]:
-    before = dict(os.environ)
+    before = {name: os.environ.get(name) for name in values}
     os.environ.update(values)
     try:
         yield
     finally:
-        os.environ.clear()
-        os.environ.update(before)
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
 
 
 async def given_up(task: dict[str, Any]) -> dict[str, Any]:

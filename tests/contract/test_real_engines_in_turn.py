@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from ray.serve._private.constants import DEFAULT_HEALTH_CHECK_TIMEOUT_S
 
-from tests.contract.engine_process import Run, run_engine
+from tests.contract.engine_process import EngineProcess, Run
 
 pytestmark = [pytest.mark.contract, pytest.mark.engines, pytest.mark.timeout(600)]
 
@@ -23,7 +23,12 @@ TASKS = (
 
 @cache
 def in_turn() -> list[Run]:
-    return [run_engine(**task) for task in TASKS]
+    """In a process that has not imported vLLM yet, as a replica that starts."""
+    process = EngineProcess()
+    try:
+        return [process.run(**task) for task in TASKS]
+    finally:
+        process.kill()
 
 
 def answers() -> list[dict[str, Any]]:
