@@ -14,7 +14,6 @@ import sys
 import threading
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -90,17 +89,15 @@ class EngineProcess:
         raise AssertionError(f"{self._process.returncode} and no answer to {task}:\n{''.join(lines)[-8000:]}")
 
 
-@cache
-def _processes() -> dict[tuple[str, str], EngineProcess]:
-    return {}
+_processes: dict[tuple[str, str], EngineProcess] = {}
 
 
 def run_engine(env: dict[str, str] | None = None, python: str = sys.executable, **task: Any) -> Run:
     """`env` is for the process, which others share that want the same; the task's `environment` for one engine."""
     key = (python, json.dumps(env, sort_keys=True))
-    process = _processes().get(key)
+    process = _processes.get(key)
     if process is None or not process.runs:
-        process = _processes()[key] = EngineProcess(python, env)
+        process = _processes[key] = EngineProcess(python, env)
     return process.run(**task)
 
 
