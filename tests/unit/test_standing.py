@@ -39,6 +39,12 @@ async def test_what_a_process_left_behind_is_ended_with_it() -> None:
     assert time.monotonic() - began < 20, "its child sleeps for 60 s and holds the output"
 
 
+async def test_a_process_that_leaves_a_child_when_it_is_ended_is_not_waited_for() -> None:
+    async with standing(MODULE, lines("leaves_a_child_at_the_end"), STARTS_S, None):
+        began = time.monotonic()
+    assert time.monotonic() - began < 20, "its child sleeps for 60 s and holds the output"
+
+
 async def test_one_that_has_ended_says_so() -> None:
     async with standing(MODULE, lines("fails"), STARTS_S, None) as engines:
         gone = engines["case", "fails"]
